@@ -1,0 +1,96 @@
+"""A block update for any energy: all it needs is `energy`, the rest is autograd's."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ebl.types import Boundary, Energy, Memo, State
+
+HALVINGS = 40
+
+
+def autograd_update(net: Energy, k: int, x: Tensor, state: State, boundary: Boundary, memo: Memo, omega: float = 1.0) -> Tensor:
+    """s_k - t g / c: a gradient step of the energy (with the boundary's term), scaled by the block's curvature c.
+
+    c is the diagonal of the block's Hessian if its units do not interact (then a quadratic energy is minimised in one
+    step), else its largest eigenvalue. t starts at omega and is halved, example by example, until the energy does
+    not rise. Under autograd, the step sizes count as constants: unrolled, it still tends to the implicit gradient.
+    """
+    differentiable = torch.is_grad_enabled()
+    low, high = bounds_of(net, len(state))[k] or (-torch.inf, torch.inf)
+
+    def total(s: Tensor) -> Tensor:
+        moved = (*state[:k], s, *state[k + 1 :])
+        extra = boundary.energy(s) if k == len(state) - 1 else 0.0
+        return net.energy(x, moved) + extra
+
+    with torch.enable_grad():
+        s = state[k] if state[k].requires_grad else state[k].detach().requires_grad_()
+        before = total(s)
+        (g,) = torch.autograd.grad(before.sum(), s, create_graph=True)
+    before, gd, sd = before.detach(), g.detach(), s.detach()
+    blocked = ((sd <= low) & (gd > 0)) | ((sd >= high) & (gd < 0))  # at a bound, and pushed against it
+    step = 1 / _curvature(g, s, memo, k)
+    direction = torch.where(blocked, 0.0, gd) * step
+
+    with torch.no_grad():
+        slack = 16 * torch.finfo(before.dtype).eps * (1 + before.abs())
+        t = torch.full_like(before, omega)
+        for halving in range(HALVINGS):
+            risen = ~(total((sd - _per_example(t, sd) * direction).clamp(low, high)) <= before + slack)  # NaN counts
+            if not risen.any():
+                break
+            t = torch.where(risen, t / 2 if halving < HALVINGS - 1 else 0.0, t)
+    if not differentiable:
+        return (sd - _per_example(t, sd) * direction).clamp(low, high)
+    return torch.where(blocked, sd, (s - _per_example(t, sd) * step * g).clamp(low, high))
+
+
+def bounds_of(net: Energy, num_blocks: int) -> tuple[tuple[float, float] | None, ...]:
+    """The declared bounds of each block; none unless declared."""
+    declared: Any = getattr(net, "bounds", None)
+    return declared if declared is not None else (None,) * num_blocks
+
+
+def _curvature(g: Tensor, s: Tensor, memo: Memo, k: int) -> Tensor:
+    """A positive curvature for every unit, from products of the Hessian with vectors."""
+    if not g.requires_grad:
+        return torch.ones_like(s)
+
+    def times(v: Tensor) -> Tensor:
+        (h,) = torch.autograd.grad(g, s, v, retain_graph=True, allow_unused=True, materialize_grads=True)
+        return h.detach()
+
+    row_sums = times(torch.ones_like(s))
+    if ("diagonal", k) not in memo:
+        signs = _signs_like(s, k)
+        memo["diagonal", k] = torch.allclose(signs * times(signs), row_sums, rtol=1e-4, atol=1e-6)
+    if memo["diagonal", k]:
+        c = row_sums.abs()
+        largest = c.flatten(1).amax(1)
+    else:
+        v, rounds = memo.get(("eigenvector", k), (_signs_like(s, k), 24))
+        for _ in range(rounds):
+            v = times(v / _per_example(_norm(v).clamp_min(1e-30), v))
+        largest = _norm(v)
+        memo["eigenvector", k] = torch.where(_per_example(largest > 0, v), v, _signs_like(s, k)), 4
+        c = _per_example(largest, s).expand_as(s)
+    floor = torch.where(largest > 0, 1e-3 * largest, 1.0)  # flat directions: a long step, but a finite one
+    return torch.maximum(c, _per_example(floor, s))
+
+
+def _signs_like(s: Tensor, seed: int) -> Tensor:
+    """The same random signs for every example."""
+    coins = torch.rand(s.shape[1:], generator=torch.Generator().manual_seed(seed))
+    return torch.where(coins < 0.5, -1.0, 1.0).to(s).expand_as(s)
+
+
+def _norm(v: Tensor) -> Tensor:
+    return v.flatten(1).norm(dim=1)
+
+
+def _per_example(t: Tensor, like: Tensor) -> Tensor:
+    return t.view(-1, *[1] * (like.dim() - 1))

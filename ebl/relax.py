@@ -1,0 +1,193 @@
+"""Relaxation: bringing a network to equilibrium, block by block.
+
+One iteration updates every block once. Blocks that share no term of the energy may move together; over-relaxation moves
+each block past its minimiser, s <- clamp(s + omega (update - s)).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import combinations, repeat
+
+import torch
+from torch import Tensor
+
+from ebl.boundary import FREE, Clamp
+from ebl.errors import InputError, choose
+from ebl.models.autograd import autograd_update, bounds_of
+from ebl.types import Boundary, Energy, Memo, Settled, State, Trajectory
+
+ORDERS = ("odd-first", "even-first", "synchronous", "forward", "backward")
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """How to relax.
+
+    order       odd-first: the colours of the interaction graph in turn, in a chain layers 1, 3, 5, then 2, 4 (asynchronous);
+                even-first: the other way round; synchronous: all blocks at once; forward, backward: one after another
+    omega       a number in (0, 2), or "chebyshev:RHO2" with 0 < RHO2 < 1, the cyclic schedule of Golub and Varga:
+                1, 1/(1 - RHO2/2), then 1/(1 - RHO2 omega/4), a step each group of blocks
+    tolerance   stop as soon as the residual of every example is at most this; `iterations` is then the most allowed
+    """
+
+    iterations: int = 60
+    omega: float | str = 1.0
+    order: str = "odd-first"
+    tolerance: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.iterations < 1:
+            raise InputError(f"iterations = {self.iterations}: use at least 1, such as 60 for a free and 20 for a nudged phase")
+        choose("order", self.order, ORDERS)
+        if self.tolerance is not None and not self.tolerance >= 0:
+            raise InputError(
+                f"tolerance = {self.tolerance}: use a number such as 1e-6, or none for a fixed number of iterations"
+            )
+        next(self.factors())
+
+    def factors(self) -> Iterator[float]:
+        """omega for one group of blocks after another, without end."""
+        if isinstance(self.omega, str) and self.omega.startswith("chebyshev:"):
+            rho2 = _number(self.omega.removeprefix("chebyshev:"))
+            if not 0 < rho2 < 1:
+                raise InputError(f"omega = {self.omega!r}: chebyshev takes a number between 0 and 1, such as chebyshev:0.95")
+            return _chebyshev(rho2)
+        omega = _number(self.omega)
+        if not 0 < omega < 2:
+            raise InputError(
+                f"omega = {self.omega}: relaxation needs 0 < omega < 2; use 1 (plain), 1.5 (over-relaxed) or chebyshev:0.95"
+            )
+        return repeat(omega)
+
+
+def relax(
+    net: Energy,
+    x: Tensor,
+    schedule: Schedule | int = 60,
+    *,
+    start: State | None = None,
+    boundary: Boundary = FREE,
+    trajectory: bool = False,
+    memo: Memo | None = None,
+) -> Settled:
+    """Let the network settle on the input x, from zeros (its `init_state`) or from `start`. A number means that many
+    plain iterations. `trajectory` keeps energy, residual and output of every iteration."""
+    schedule = as_schedule(schedule)
+    state = check_start(net, x, start, boundary)
+    groups = update_groups(net, len(state), schedule.order, boundary)
+    factors = schedule.factors()
+    memo = {} if memo is None else memo
+    seen: list[tuple[Tensor, Tensor, Tensor]] = []
+    residual = x.new_zeros(len(x))
+    iteration = 0
+    with torch.no_grad():
+        for iteration in range(1, schedule.iterations + 1):
+            watch = trajectory or schedule.tolerance is not None or iteration == schedule.iterations
+            state, gaps = sweep(net, x, state, boundary, groups, factors, memo, watch)
+            if watch:
+                residual = torch.stack(gaps).amax(0) if gaps else residual
+            if trajectory:
+                seen.append((net.energy(x, state) + boundary.energy(state[-1]), residual, state[-1]))
+            if schedule.tolerance is not None and bool((residual <= schedule.tolerance).all()):
+                break
+    kept = Trajectory(*(torch.stack(column) for column in zip(*seen, strict=True))) if trajectory else None
+    return Settled(state, residual, iteration, kept)
+
+
+def sweep(
+    net: Energy,
+    x: Tensor,
+    state: State,
+    boundary: Boundary,
+    groups: Sequence[Sequence[int]],
+    factors: Iterator[float],
+    memo: Memo,
+    watch: bool = False,
+) -> tuple[State, list[Tensor]]:
+    """One iteration: the new state and, if watched, each block's rms distance to its minimiser when its turn came."""
+    bounds = bounds_of(net, len(state))
+    closed_form = getattr(net, "update", None)
+    gaps = []
+    for group in groups:
+        omega = next(factors)
+        moved = list(state)
+        for k in group:
+            s = state[k]
+            if closed_form is None:
+                moved[k] = autograd_update(net, k, x, state, boundary, memo, omega)
+                target = s + (moved[k] - s) / omega
+            else:
+                target = closed_form(k, x, state, boundary, memo)
+                moved[k] = target if omega == 1 else torch.lerp(s, target, omega)
+                limits = bounds[k]
+                if omega > 1 and limits is not None:
+                    moved[k] = moved[k].clamp_(*limits)
+            if watch:
+                gaps.append((target - s).detach().flatten(1).square().mean(1).sqrt())
+        state = tuple(moved)
+    return state, gaps
+
+
+def update_groups(net: Energy, num_blocks: int, order: str, boundary: Boundary) -> list[list[int]]:
+    """Which blocks move together, in which order. A clamped output does not move."""
+    blocks = list(range(num_blocks))
+    if order == "synchronous":
+        groups = [blocks]
+    elif order in ("forward", "backward"):
+        groups = [[k] for k in blocks]
+    else:
+        groups = colours(num_blocks, getattr(net, "interactions", None))
+    if order in ("backward", "even-first"):
+        groups = groups[::-1]
+    held = {num_blocks - 1} if isinstance(boundary, Clamp) else set()
+    kept = [[k for k in group if k not in held] for group in groups]
+    return [group for group in kept if group]
+
+
+def colours(num_blocks: int, interactions: Sequence[tuple[int, int]] | None) -> list[list[int]]:
+    """Groups of blocks that share no term: a greedy colouring of the interaction graph (all pairs if none is declared)."""
+    edges = list(combinations(range(num_blocks), 2)) if interactions is None else interactions
+    colour: dict[int, int] = {}
+    for k in range(num_blocks):
+        taken = {colour.get(j) for i, j in edges if i == k} | {colour.get(i) for i, j in edges if j == k}
+        colour[k] = next(c for c in range(num_blocks) if c not in taken)
+    return [[k for k in colour if colour[k] == c] for c in sorted(set(colour.values()))]
+
+
+def as_schedule(schedule: Schedule | int) -> Schedule:
+    return Schedule(schedule) if isinstance(schedule, int) else schedule
+
+
+def check_start(net: Energy, x: Tensor, start: State | None, boundary: Boundary) -> State:
+    """The state to start from, its output clamped where the boundary says so; an error for what does not fit."""
+    if getattr(net, "check", None) is not None:
+        net.check(x, boundary)  # type: ignore[attr-defined]
+    if not bool(torch.isfinite(x).all()):
+        bad = int((~torch.isfinite(x)).sum())
+        raise InputError(f"x holds {bad} values that are NaN or infinite: clean the input before relaxing")
+    state = net.init_state(x)
+    if start is not None:
+        want, got = [tuple(s.shape) for s in state], [tuple(s.shape) for s in start]
+        if want != got:
+            raise InputError(f"start has shapes {got}: this network and batch need {want}; pass start=None for zeros")
+        state = tuple(start)
+    if isinstance(boundary, Clamp):
+        state = (*state[:-1], boundary.output(state[-1]))
+    return state
+
+
+def _chebyshev(rho2: float) -> Iterator[float]:
+    yield 1.0
+    omega = 1 / (1 - rho2 / 2)
+    while True:
+        yield omega
+        omega = 1 / (1 - rho2 * omega / 4)
+
+
+def _number(text: float | str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        return float("nan")

@@ -1,0 +1,3 @@
+"""The version, in one place that needs no imports."""
+
+__version__ = "0.1.0"
