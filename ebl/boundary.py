@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from ebl.costs import Cost
@@ -31,7 +30,7 @@ class Nudge:
     beta: Tensor | float  # a number or (B,)
 
     def energy(self, output: Tensor) -> Tensor:
-        return torch.as_tensor(self.beta) * self.cost.value(output, self.target)
+        return self.beta * self.cost.value(output, self.target)
 
     def output(self, h: Tensor) -> Tensor:
         beta = self.beta

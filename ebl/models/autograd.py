@@ -28,7 +28,8 @@ def autograd_update(net: Energy, k: int, x: Tensor, state: State, boundary: Boun
         return net.energy(x, moved) + extra
 
     with torch.enable_grad():
-        s = state[k] if state[k].requires_grad else state[k].detach().requires_grad_()
+        # an alias: blocks that were computed from state[k] count as held, so the derivative is the partial one
+        s = state[k].view_as(state[k]) if state[k].requires_grad else state[k].detach().requires_grad_()
         before = total(s)
         (g,) = torch.autograd.grad(before.sum(), s, create_graph=True)
     before, gd, sd = before.detach(), g.detach(), s.detach()
@@ -78,7 +79,7 @@ def _curvature(g: Tensor, s: Tensor, memo: Memo, k: int) -> Tensor:
         largest = _norm(v)
         memo["eigenvector", k] = torch.where(_per_example(largest > 0, v), v, _signs_like(s, k)), 4
         c = _per_example(largest, s).expand_as(s)
-    floor = torch.where(largest > 0, 1e-3 * largest, 1.0)  # flat directions: a long step, but a finite one
+    floor = torch.where(largest > 0, 1e-6 * largest, 1.0)  # flat directions: a long step, but a finite one
     return torch.maximum(c, _per_example(floor, s))
 
 

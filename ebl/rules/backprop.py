@@ -11,6 +11,7 @@ from ebl.boundary import FREE
 from ebl.costs import Cost
 from ebl.errors import InputError
 from ebl.relax import Schedule, sweep, update_groups
+from ebl.rules.differentiate import by_parameters
 from ebl.types import Energy, Memo, Settled, State
 
 
@@ -39,7 +40,6 @@ class Unrolled:
         beta: float,
         generator: torch.Generator | None,
     ) -> tuple[list[Tensor], Settled]:
-        parameters = list(net.parameters())
         groups = update_groups(net, len(free.state), nudged.order, FREE)
         factors = nudged.factors()
         memo: Memo = {}
@@ -48,9 +48,9 @@ class Unrolled:
             for _ in range(nudged.iterations):
                 state, gaps = sweep(net, x, state, FREE, groups, factors, memo, watch=True)
             total = cost.value(state[-1], target).mean()
-            found = torch.autograd.grad(total, parameters, allow_unused=True, materialize_grads=True)
+            found = by_parameters(net, [total])
         end = tuple(s.detach() for s in state)
-        return list(found), Settled(end, torch.stack(gaps).amax(0), nudged.iterations)
+        return found, Settled(end, torch.stack(gaps).amax(0), nudged.iterations)
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,6 @@ class Linearised:
         generator: torch.Generator | None,
     ) -> tuple[list[Tensor], Settled]:
         """With a tolerance, stops once lambda moves by no more than that part of dC/ds (rms, every example)."""
-        parameters = list(net.parameters())
         factors = replace(nudged, omega=1.0).factors()
         groups = update_groups(net, len(free.state), self.order, FREE)
         at = tuple(s.detach().requires_grad_() for s in free.state)
@@ -96,8 +95,8 @@ class Linearised:
             iterations += 1
             if nudged.tolerance is not None and bool((residual <= nudged.tolerance).all()):
                 break
-        found = torch.autograd.grad(after, parameters, adjoint, allow_unused=True, materialize_grads=True)
-        return list(found), Settled(free.state, residual, iterations)
+        found = by_parameters(net, after, adjoint)
+        return found, Settled(free.state, residual, iterations)
 
 
 def _rms_change(new: State, old: State, seed: State) -> Tensor:

@@ -16,6 +16,7 @@ from ebl.boundary import Clamp, Nudge
 from ebl.costs import Cost
 from ebl.errors import InputError
 from ebl.relax import Schedule, relax
+from ebl.rules.differentiate import by_parameters
 from ebl.types import Boundary, Energy, Memo, Settled, State
 
 
@@ -85,8 +86,7 @@ def weighted_gradients(net: Energy, x: Tensor, state: State, weights: Tensor, me
             return list(closed_form(x, state, weights, memo))
     with torch.enable_grad():
         total = (weights * net.energy(x, tuple(s.detach() for s in state))).sum()
-        found = torch.autograd.grad(total, list(net.parameters()), allow_unused=True, materialize_grads=True)
-    return list(found)
+        return by_parameters(net, [total])
 
 
 def _twice(t: Tensor) -> Tensor:

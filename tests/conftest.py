@@ -1,0 +1,11 @@
+"""One thread for each test process, and seeds fixed."""
+
+import pytest
+import torch
+
+torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True)
+def _seed() -> None:
+    torch.manual_seed(0)

@@ -1,0 +1,127 @@
+"""The update that autograd makes, on energies of many shapes."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from nets import TIGHT, flat, gradient
+from torch import nn
+
+import ebl
+from ebl.boundary import FREE
+from ebl.relax import sweep, update_groups
+
+
+class Energy(nn.Module):
+    """Two blocks with lateral connections, a quartic or periodic term and uneven curvature."""
+
+    def __init__(self, shape: str = "quartic", seed: int = 0, scale: float = 1.0):
+        super().__init__()
+        g = torch.Generator().manual_seed(seed)
+        self.shape = shape
+        self.w = nn.ParameterList(
+            nn.Parameter(scale * torch.randn(n, m, generator=g, dtype=torch.float64)) for n, m in ((3, 4), (4, 2), (4, 4))
+        )
+        self.stiff = torch.tensor([1.0, 1.5, 2.0, 3.0], dtype=torch.float64)
+
+    def init_state(self, x):
+        return x.new_zeros(len(x), 4), x.new_zeros(len(x), 2)
+
+    def energy(self, x, state):
+        h, o = state
+        e = 0.5 * (self.stiff * h**2).sum(1) + (o**2).sum(1) - (h * (x @ self.w[0])).sum(1) - (o * (h @ self.w[1])).sum(1)
+        e = e + 0.5 * ((h @ self.w[2]) ** 2).sum(1)  # lateral: the block's Hessian is not diagonal
+        if self.shape == "quartic":
+            return e + (h**4).sum(1) + 0.3 * (o**4).sum(1)
+        if self.shape == "periodic":
+            return e + 2 * torch.cos(3 * h).sum(1) + torch.sin(2 * o).sum(1)
+        return e + (h - 0.3).abs().sum(1) + torch.relu(o).sum(1)  # kinks
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    seed=st.integers(0, 10**6),
+    shape=st.sampled_from(["quartic", "periodic", "kinks"]),
+    omega=st.floats(0.1, 1.9),
+    beta=st.floats(-0.9, 2) | st.none(),
+    scale=st.floats(0.1, 5),
+)
+def test_no_energy_ever_rises(seed, shape, omega, beta, scale):
+    net = Energy(shape, seed, scale)
+    g = torch.Generator().manual_seed(seed)
+    x, y = torch.randn(5, 3, generator=g, dtype=torch.float64), torch.randn(5, 2, generator=g, dtype=torch.float64)
+    boundary = FREE if beta is None else ebl.Nudge(ebl.SquaredError(), y, beta)
+    state = tuple(3 * torch.randn(5, n, generator=g, dtype=torch.float64) for n in (4, 2))
+    memo = {}
+    for group in update_groups(net, 2, "odd-first", boundary) * 6:
+        before = net.energy(x, state) + boundary.energy(state[-1])
+        with torch.no_grad():
+            state, _ = sweep(net, x, state, boundary, [group], iter([omega]), memo)
+        after = net.energy(x, state) + boundary.energy(state[-1])
+        assert bool((after <= before + 1e-13 * (1 + before.abs())).all())
+
+
+@pytest.mark.parametrize("rule", ["c-ep", "rbp", "tbp"])
+def test_gradients_of_an_energy_with_lateral_connections_are_the_true_ones(rule):
+    net = Energy("quartic", scale=0.4)
+    x, y = torch.randn(3, 3, dtype=torch.float64), torch.randn(3, 2, dtype=torch.float64)
+    tight = ebl.Schedule(2000, tolerance=1e-12)
+    value = ebl.SquaredError().value
+    options = {"c-ep": {"beta": 1e-3, "nudged": tight}, "rbp": {"nudged": 200}, "tbp": {"nudged": 100}}[rule]
+    found = gradient(net, x, y, rule=rule, free=tight, **options)
+    for _ in range(3):  # along random directions: each relaxation takes a while
+        directions = [torch.randn_like(p) for p in net.parameters()]
+        ends = []
+        for step in (1e-5, -2e-5):
+            for p, d in zip(net.parameters(), directions, strict=True):
+                p.data += step * d
+            ends.append(float(value(ebl.relax(net, x, tight).state[-1], y).mean()))
+        for p, d in zip(net.parameters(), directions, strict=True):
+            p.data += 1e-5 * d
+        assert float(found @ flat(directions)) == pytest.approx((ends[0] - ends[1]) / 2e-5, rel=1e-5)
+
+
+def test_a_quadratic_block_without_lateral_connections_is_minimised_in_one_step():
+    class Quadratic(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a = nn.Parameter(torch.tensor([0.01, 1.0, 250.0], dtype=torch.float64))
+
+        def init_state(self, x):
+            return (torch.zeros_like(x),)
+
+        def energy(self, x, state):
+            return (0.5 * self.a * state[0] ** 2 - x * state[0]).sum(1)
+
+    net = Quadratic()
+    x = torch.randn(4, 3, dtype=torch.float64)
+    torch.testing.assert_close(ebl.relax(net, x, 1).state[0], (x / net.a).detach(), rtol=1e-12, atol=0)
+    torch.testing.assert_close(ebl.relax(net, x, TIGHT).state[0], (x / net.a).detach())
+
+
+def test_declared_bounds_hold_and_are_reached():
+    class Linear(nn.Module):
+        bounds = ((-1.0, 2.0),)
+
+        def __init__(self):
+            super().__init__()
+            self.a = nn.Parameter(torch.ones(2, dtype=torch.float64))
+
+        def init_state(self, x):
+            return (torch.zeros_like(x),)
+
+        def energy(self, x, state):
+            return (self.a * x * state[0]).sum(1)
+
+    settled = ebl.relax(Linear(), torch.tensor([[1.0, -3.0]], dtype=torch.float64), ebl.Schedule(50, tolerance=0.0))
+    assert settled.state[0].tolist() == [[-1.0, 2.0]]
+
+
+def test_examples_do_not_influence_each_other():
+    net = Energy("periodic")
+    x = torch.randn(4, 3, dtype=torch.float64)
+    together = ebl.relax(net, x, 30).state
+    for i in range(4):
+        alone = ebl.relax(net, x[i : i + 1], 30).state
+        for a, b in zip(alone, together, strict=True):
+            torch.testing.assert_close(a[0], b[i], rtol=0, atol=1e-12)
