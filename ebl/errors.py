@@ -6,7 +6,7 @@ import difflib
 from collections.abc import Iterable
 
 
-class InputError(ValueError):
+class InputError(Exception):
     """Bad input: one line that gives the name, the value and the remedy. The command line shows it and exits 2."""
 
 

@@ -25,17 +25,16 @@ ORDERS = ("odd-first", "even-first", "synchronous", "forward", "backward")
 class Schedule:
     """How to relax.
 
-    order       odd-first: the colours of the interaction graph in turn, in a chain layers 1, 3, 5, then 2, 4 (asynchronous);
-                even-first: the other way round; synchronous: all blocks at once; forward, backward: one after another
-    omega       a number in (0, 2), or "chebyshev:RHO2" with 0 < RHO2 < 1, the cyclic schedule of Golub and Varga:
-                1, 1/(1 - RHO2/2), then 1/(1 - RHO2 omega/4), a step each group of blocks
-    tolerance   stop as soon as the residual of every example is at most this; `iterations` is then the most allowed
+    The order odd-first takes the colours of the interaction graph in turn: in a chain, layers 1, 3, 5, then 2, 4 (the paper's
+    asynchronous updates). even-first goes the other way round, synchronous moves all blocks at once, forward and backward
+    one after another. The cyclic Chebyshev schedule of Golub and Varga takes omega = 1, 1/(1 - R/2), then
+    1/(1 - R omega/4), a step for each group of blocks.
     """
 
-    iterations: int = 60
-    omega: float | str = 1.0
-    order: str = "odd-first"
-    tolerance: float | None = None
+    iterations: int = 60  # the most allowed, where a tolerance is given
+    omega: float | str = 1.0  # over-relaxation: a number in (0, 2), or chebyshev:R with 0 < R < 1
+    order: str = "odd-first"  # odd-first even-first synchronous forward backward
+    tolerance: float | None = None  # stop once the residual of every example is at most this
 
     def __post_init__(self) -> None:
         if self.iterations < 1:

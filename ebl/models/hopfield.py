@@ -136,27 +136,34 @@ class ConvHopfield(Hopfield):
         gains: float | Sequence[float] = 0.5,
         seed: int = 0,
     ):
-        choose("pool", pool, POOLS)
-        for name, value in (("in_channels", in_channels), ("num_classes", num_classes), ("kernel_size", kernel_size)):
-            if value < 1:
-                raise InputError(f"{name} = {value}: use a positive number")
-        if not channels or min(channels) < 1:
-            raise InputError(f"channels = {tuple(channels)}: give one positive number a layer, such as (128, 256, 512, 512)")
         height, width = (image_size, image_size) if isinstance(image_size, int) else image_size
-        shape: tuple[int, ...] = (in_channels, height, width)
-        links: list[Link] = []
-        for k, count in enumerate(channels, 1):
-            link = Conv((shape[0], shape[1], shape[2]), count, kernel_size, padding, pool)
-            if min(link.map_size) < 2 or link.map_size[0] % 2 or link.map_size[1] % 2:
-                raise InputError(
-                    f"image_size = {height}×{width}: layer {k} would pool a map of {link.map_size[0]}×{link.map_size[1]}, "
-                    f"which 2×2 windows do not tile; use a multiple of {2 ** len(channels)} with "
-                    "padding = (kernel_size - 1) / 2, or fewer layers"
-                )
-            links.append(link)
-            shape = link.shape
-        links.append(Dense(shape, (num_classes,)))
+        links = conv_links((in_channels, height, width), channels, num_classes, kernel_size, padding, pool)
         super().__init__((in_channels, height, width), links, gains, seed)
+
+
+def conv_links(
+    input_shape: tuple[int, int, int], channels: Sequence[int], num_classes: int, kernel_size: int, padding: int, pool: str
+) -> list[Link]:
+    """The links of a convolutional network, or an error that names what does not fit."""
+    choose("pool", pool, POOLS)
+    for name, value in (("in_channels", input_shape[0]), ("num_classes", num_classes), ("kernel_size", kernel_size)):
+        if value < 1:
+            raise InputError(f"{name} = {value}: use a positive number")
+    if not channels or min(channels) < 1:
+        raise InputError(f"channels = {tuple(channels)}: give one positive number a layer, such as (128, 256, 512, 512)")
+    shape: tuple[int, ...] = input_shape
+    links: list[Link] = []
+    for k, count in enumerate(channels, 1):
+        link = Conv((shape[0], shape[1], shape[2]), count, kernel_size, padding, pool)
+        if min(link.map_size) < 2 or link.map_size[0] % 2 or link.map_size[1] % 2:
+            raise InputError(
+                f"image_size = {input_shape[1]}×{input_shape[2]}: layer {k} would pool a map of {link.map_size[0]}×"
+                f"{link.map_size[1]}, which 2×2 windows do not tile; use a multiple of {2 ** len(channels)} with "
+                "padding = (kernel_size - 1) / 2, or fewer layers"
+            )
+        links.append(link)
+        shape = link.shape
+    return [*links, Dense(shape, (num_classes,))]
 
 
 def per_layer(name: str, value: float | Sequence[float], num_layers: int) -> tuple[float, ...]:

@@ -1,0 +1,105 @@
+"""Files that are either whole or not there, and checkpoints made of them: safetensors with a JSON header, no pickles."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+from torch import Tensor
+
+from ebl.errors import InputError
+
+FORMAT = 1
+
+
+def write_atomically(path: Path, content: bytes) -> None:
+    """Written beside, flushed to the disk, then renamed: a kill at any moment leaves the old file or the new one."""
+    beside = path.with_name(f".{path.name}.part")
+    try:
+        with beside.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        beside.replace(path)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            beside.unlink()
+        raise _disk_error(path, error) from error
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
+def append_line(path: Path, values: dict[str, Any]) -> None:
+    """One more JSON line."""
+    try:
+        with path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(values) + "\n")
+    except OSError as error:
+        raise _disk_error(path, error) from error
+
+
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    """The JSON lines of a file; a last line that a kill cut short is left out."""
+    if not path.exists():
+        return []
+    lines = path.read_text(encoding="utf-8").split("\n")
+    return [json.loads(line) for line in lines[:-1]]
+
+
+def save_checkpoint(path: Path, tensors: dict[str, Tensor], header: dict[str, Any]) -> None:
+    metadata = {"ebl": json.dumps({"format": FORMAT, **header})}
+    plain = {name: t.detach().cpu().contiguous() for name, t in tensors.items()}
+    write_atomically(path, save(plain, metadata=metadata))
+
+
+def load_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Tensors (images channels-last, as networks use them) and header; an error for what is no whole checkpoint of ours."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            metadata = file.metadata() or {}
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - it is no dict
+    except FileNotFoundError as error:
+        raise InputError(f"{path} does not exist: give a run folder that has a checkpoint") from error
+    except (SafetensorError, OSError) as error:
+        raise InputError(f"{path} is damaged or cut short ({error}): restore it, or train again in another folder") from error
+    header: dict[str, Any] = json.loads(metadata.get("ebl", "{}"))
+    if header.get("format") != FORMAT:
+        raise InputError(
+            f"{path} has format {header.get('format')}, this version reads {FORMAT}: use the ebl version that wrote it"
+        )
+    return {name: _image_layout(t) for name, t in tensors.items()}, header
+
+
+def fill(path: Path, targets: dict[str, Tensor], tensors: dict[str, Tensor]) -> None:
+    """Copy a checkpoint's tensors into those of a network; an error if it belongs to another."""
+    for name, target in targets.items():
+        found = tensors.get(name)
+        if found is None or found.shape != target.shape:
+            got = "no such tensor" if found is None else f"shape {tuple(found.shape)}"
+            raise InputError(
+                f"{path} belongs to another model: {name} needs shape {tuple(target.shape)}, the file has {got}; "
+                "use the config it was trained with"
+            )
+    with torch.no_grad():
+        for name, target in targets.items():
+            target.copy_(tensors[name])
+
+
+def _image_layout(t: Tensor) -> Tensor:
+    return t.contiguous(memory_format=torch.channels_last) if t.dim() == 4 else t
+
+
+def _disk_error(path: Path, error: OSError) -> InputError:
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return InputError(f"the disk is full: {path.name} could not be written; free some space, then continue with --resume")
+    return InputError(f"{path} could not be written ({error.strerror}): check the folder's permissions and space")

@@ -1,0 +1,291 @@
+"""The command line: ebl train | evaluate | presets | demo."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import itertools
+import json
+import logging
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
+
+import tyro
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.logging import RichHandler
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Table
+
+from ebl.config import Config
+from ebl.data import load
+from ebl.data.batches import Batches
+from ebl.errors import InputError, choose
+from ebl.presets import PRESETS, preset
+from ebl.relax import Schedule
+from ebl.rules import RULES
+from ebl.train import Watcher, evaluate, load_run, train
+from ebl.version import __version__
+
+T = TypeVar("T")
+
+console = Console()
+
+
+@dataclass(frozen=True)
+class TrainArguments:
+    """Train a network into a run folder."""
+
+    preset: str = "quick"
+    """Settings to start from (see `ebl presets`); every other flag overrides them."""
+    config: Annotated[Config, tyro.conf.arg(name="")] = field(default_factory=Config)
+    omega: str | None = None
+    """Over-relaxation of both phases: a number in (0, 2), or chebyshev:0.95."""
+    out: Path | None = None
+    """The run folder; runs/DATASET-RULE-SEED unless given."""
+    resume: bool = False
+    """Continue a run that was killed; the numbers are those of an undisturbed one."""
+    tensorboard: bool = False
+    """Write TensorBoard logs into the run folder too (pip install "ebl[tensorboard]")."""
+    checkpoint_seconds: float = 60.0
+    """How often to save within an epoch; each epoch's end is always saved."""
+
+
+@dataclass(frozen=True)
+class EvaluateArguments:
+    """Test a trained network."""
+
+    run: tyro.conf.Positional[Path]
+    """The run folder."""
+    iterations: int | None = None
+    """Iterations of the relaxation, if not the config's."""
+    omega: str | None = None
+    """Over-relaxation, if not the config's."""
+    device: str = "cpu"
+    json: bool = False
+    """Print JSON."""
+
+
+@dataclass(frozen=True)
+class PresetsArguments:
+    """List the presets and their main settings."""
+
+
+@dataclass(frozen=True)
+class DemoArguments:
+    """Train all nine rules on the embedded data and compare them: a table, two pictures. Killed, it goes on where it was."""
+
+    out: Path = Path("runs/demo")
+    """Where runs and pictures go."""
+    epochs: int = 3
+    processes: int = 2
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Run one command. Bad input: one line on stderr, exit code 2."""
+    argv = list(sys.argv[1:] if argv is None else argv)
+    commands: dict[str, Callable[[list[str]], None]] = {
+        "train": train_command,
+        "evaluate": evaluate_command,
+        "presets": presets_command,
+        "demo": demo_command,
+    }
+    logging.basicConfig(level=logging.INFO, format="%(message)s", handlers=[RichHandler(show_path=False, show_time=False)])
+    try:
+        if not argv or argv[0] in ("-h", "--help"):
+            print(f"{__doc__}\n\nusage: ebl COMMAND [--help]\n\ncommands: {', '.join(commands)}")
+        elif argv[0] == "--version":
+            print(__version__)
+        else:
+            commands[choose("command", argv[0], commands)](argv[1:])
+    except InputError as error:
+        print(f"ebl: {error}", file=sys.stderr)
+        sys.exit(2)
+    except KeyboardInterrupt:
+        print("ebl: interrupted; the same command with --resume goes on from the last checkpoint", file=sys.stderr)
+        sys.exit(130)
+
+
+def train_command(argv: list[str]) -> None:
+    base = preset(_typed(argv, "--preset") or "quick")
+    rule = _typed(argv, "--rule") or base.rule
+    if _typed(argv, "--beta") is None and not _takes(rule, base.beta):
+        base = replace(base, beta=None)  # the preset's beta is for EP and CpL
+    args = _parse(TrainArguments, "ebl train", argv, TrainArguments(config=base))
+    config = args.config
+    if args.omega is not None:
+        omega = _omega(args.omega)
+        config = replace(config, free=replace(config.free, omega=omega), nudged=replace(config.nudged, omega=omega))
+    out = args.out or Path("runs") / f"{config.dataset}-{config.rule}-{config.seed}"
+    with _Shown(config) as shown:
+        watchers = [shown, _tensorboard(out)] if args.tensorboard else [shown]
+
+        def watch(event: dict[str, Any]) -> None:
+            for watcher in watchers:
+                watcher(event)
+
+        result = train(
+            config,
+            out,
+            resume=args.resume,
+            watch=watch,
+            checkpoint_seconds=args.checkpoint_seconds,
+        )
+    final, best = result["final"], result["best"]
+    console.print(
+        f"{config.rule} on {config.dataset}: test error {100 * final['test_error']:.2f} %, train error "
+        f"{100 * final['train_error']:.2f} % after epoch {final['epoch']} (best test error {100 * best['test_error']:.2f} % in "
+        f"epoch {best['epoch']}), {result['seconds']:.0f} s; {out}/result.json",
+        highlight=False,
+    )
+
+
+def evaluate_command(argv: list[str]) -> None:
+    args = _parse(EvaluateArguments, "ebl evaluate", argv)
+    config, net = load_run(args.run, args.device)
+    schedule = config.free
+    if args.iterations is not None:
+        schedule = replace(schedule, iterations=args.iterations)
+    if args.omega is not None:
+        schedule = replace(schedule, omega=_omega(args.omega))
+    data = load(config.dataset)
+    batches = Batches(data.test.to(args.device), data.spec, config.test_batch_size, pad=config.pad)
+    found = evaluate(net, batches, schedule)
+    if args.json:
+        print(json.dumps({"run": str(args.run), "dataset": config.dataset, "split": "test", **found}))
+        return
+    table = Table("test set of", "error %", "top-5 error %", "cost", "residual", "iterations")
+    numbers = (100 * found["error"], 100 * found["top5_error"], found["cost"])
+    table.add_row(config.dataset, *(f"{v:.4g}" for v in numbers), f"{found['residual']:.1e}", f"{found['iterations']:.4g}")
+    console.print(table)
+
+
+def presets_command(argv: list[str]) -> None:
+    _parse(PresetsArguments, "ebl presets", argv)
+    table = Table("preset", "dataset", "beta", "T", "K", "gains", "rates", "decay", "epochs", box=SIMPLE_HEAD)
+    for name, (_, c) in PRESETS.items():
+        row = (c.free.iterations, c.nudged.iterations, _few(c.model.gains), _few(c.optimiser.rates), c.optimiser.weight_decay)
+        table.add_row(name, c.dataset, str(c.beta or "rule's"), *map(str, row), str(c.epochs))
+    console.print(table, width=None if console.is_terminal else 130)
+    for name, (what, _) in PRESETS.items():
+        console.print(f"{name:18s} {what}", highlight=False)
+
+
+def demo_command(argv: list[str]) -> None:
+    from ebl.demo import demo
+
+    args = _parse(DemoArguments, "ebl demo", argv)
+    demo(args.out, args.epochs, args.processes, console)
+
+
+class _Shown:
+    """A progress bar over the epochs, and a line for each one that is done."""
+
+    def __init__(self, config: Config):
+        self.config = config
+        self.bar = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            TextColumn("{task.fields[news]}"),
+            TimeElapsedColumn(),
+            TextColumn("left"),
+            TimeRemainingColumn(),
+            console=console,
+        )
+        self.task = self.bar.add_task("epoch 1", total=config.epochs, news="")
+        self.told = 0.0
+
+    def __enter__(self) -> _Shown:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.bar.stop()
+
+    def __call__(self, event: dict[str, Any]) -> None:
+        self.bar.start()
+        if "test_error" in event:
+            self.bar.console.print(
+                f"epoch {event['epoch']:3d}  train error {100 * event['train_error']:6.2f} %  test error "
+                f"{100 * event['test_error']:6.2f} %  cost {event['train_cost']:.4f}  residual {event['free_residual']:.1e}  "
+                f"{event['seconds']:.1f} s",
+                highlight=False,
+            )
+            return
+        done = event["epoch"] - 1 + event["step"] / event["steps"]
+        if time.monotonic() - self.told < 0.1 and event["step"] < event["steps"]:
+            return
+        self.told = time.monotonic()
+        news = f"train error {100 * event['train_error']:.1f} %  cost {event['train_cost']:.3f}"
+        news += f"  residual {event['free_residual']:.0e}"
+        self.bar.update(self.task, completed=done, description=f"epoch {event['epoch']}/{self.config.epochs}", news=news)
+
+
+def _tensorboard(out: Path) -> Watcher:
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError as error:
+        raise InputError('--tensorboard needs the tensorboard package: pip install "ebl[tensorboard]"') from error
+    writers: list[Any] = []
+
+    def write(event: dict[str, Any]) -> None:
+        if "test_error" not in event:
+            return
+        if not writers:
+            writers.append(SummaryWriter(str(out / "tensorboard")))
+        for name in ("train_error", "test_error", "train_cost", "test_cost", "free_residual", "free_iterations"):
+            writers[0].add_scalar(name.replace("_", "/", 1), event[name], event["epoch"])
+        writers[0].flush()
+
+    return write
+
+
+def _parse(kind: type[T], prog: str, argv: list[str], default: T | None = None) -> T:
+    """tyro's reading of the flags, with its boxed complaints made one line."""
+    complaint = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(complaint):
+            return (
+                tyro.cli(kind, prog=prog, args=argv)
+                if default is None
+                else tyro.cli(kind, prog=prog, args=argv, default=default)
+            )
+    except SystemExit as stop:
+        if not stop.code:
+            raise
+        lines = [line.strip("│╭╮╰╯─ ") for line in complaint.getvalue().splitlines()]
+        lines = [line for line in lines if line][1:]
+        hint = [line for line in lines if line.startswith("--")][:1]
+        said = " ".join(itertools.takewhile(lambda line: not line.startswith(("Argument", "Perhaps", "For full")), lines))
+        meant = f"; did you mean {hint[0].split()[0]}?" if hint and "nrecognized" in said else ""
+        raise InputError(f"{said}{meant}; see {prog} --help") from None
+
+
+def _typed(argv: list[str], flag: str) -> str | None:
+    """The value of a flag as it was typed, if it was."""
+    for i, word in enumerate(argv):
+        if word == flag and i + 1 < len(argv):
+            return argv[i + 1]
+        if word.startswith(f"{flag}="):
+            return word.partition("=")[2]
+    return None
+
+
+def _takes(rule: str, beta: float | None) -> bool:
+    try:
+        RULES[choose("rule", rule, RULES)].check_beta(rule, beta)
+    except InputError:
+        return rule not in RULES
+    return True
+
+
+def _omega(text: str) -> float | str:
+    Schedule(omega=text)
+    return text if text.startswith("chebyshev") else float(text)
+
+
+def _few(values: tuple[float, ...]) -> str:
+    return " ".join(f"{v:g}" for v in (values[:1] if len(set(values)) == 1 else values))

@@ -1,0 +1,151 @@
+"""What a run is: one frozen config, checked when it is made, saved beside its results."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import typing
+from dataclasses import dataclass, field
+from math import prod
+from typing import Any
+
+from ebl.data.specs import spec
+from ebl.errors import InputError, choose
+from ebl.models.hopfield import POOLS, ConvHopfield, DenseHopfield, Hopfield, conv_links, per_layer
+from ebl.relax import Schedule
+from ebl.rules import RULES
+
+KINDS = ("conv", "dense")
+STARTS = ("carry", "zeros")
+
+
+@dataclass(frozen=True)
+class Model:
+    """The network."""
+
+    kind: str = "conv"  # conv or dense
+    hidden: tuple[int, ...] = (128, 256, 512, 512)  # channels (conv) or units (dense) of each hidden layer
+    kernel_size: int = 3
+    padding: int = 1
+    pool: str = "max"  # max or average
+    gains: tuple[float, ...] = (0.5,)  # scale of the initial weights: one number, or one a layer
+
+    def __post_init__(self) -> None:
+        choose("model.kind", self.kind, KINDS)
+        choose("model.pool", self.pool, POOLS)
+        per_layer("model.gains", self.gains, len(self.hidden) + 1)
+
+
+@dataclass(frozen=True)
+class Optimiser:
+    """SGD with momentum and a cosine schedule."""
+
+    rates: tuple[float, ...] = (0.0625, 0.0375, 0.025, 0.02, 0.0125)  # learning rates: one, or one a layer
+    momentum: float = 0.9
+    weight_decay: float = 3e-4  # of weights and biases
+    rate_min: float = 2e-6  # what the rates fall to, stepped once an epoch
+
+    def __post_init__(self) -> None:
+        if not self.rates or min(self.rates) <= 0:
+            raise InputError(f"optimiser.rates = {self.rates}: learning rates must be positive, such as 0.03")
+        if not 0 <= self.momentum < 1:
+            raise InputError(f"optimiser.momentum = {self.momentum}: use a value from 0 to below 1, such as 0.9")
+
+
+@dataclass(frozen=True)
+class Config:
+    """One run."""
+
+    dataset: str = "fashion-mini"  # the embedded one needs no files
+    rule: str = "c-ep"  # cl p-ep n-ep c-ep p-cpl n-cpl c-cpl r-ep tbp rbp
+    beta: float | None = None  # strength of the perturbation; None: the rule's own (0.25; 1 for cl)
+    epochs: int = 100
+    batch_size: int = 128
+    seed: int = 0  # of the weights, the order of the data and its augmentation
+    device: str = "cpu"  # cpu or cuda
+    model: Model = field(default_factory=Model)
+    free: Schedule = field(default_factory=lambda: Schedule(60))  # relaxation of the free phase and at test time
+    nudged: Schedule = field(default_factory=lambda: Schedule(15))  # relaxation of each perturbed phase
+    start: str = "carry"  # of free phases in training: carry (the end of the last batch's second phase) or zeros
+    optimiser: Optimiser = field(default_factory=Optimiser)
+    augment: bool = True  # random crops, and flips where the dataset's entry flips
+    pad: int | None = None  # pixels of zeros around the images; None: as the dataset's entry says
+    test_batch_size: int = 500
+    residual_warning: float = 1e-3  # a free phase with a larger mean residual is reported as unsettled
+    stop_on_collapse: bool = False  # end a run whose error stays at the majority class's
+
+    def __post_init__(self) -> None:
+        entry = spec(self.dataset)
+        RULES[choose("rule", self.rule, RULES)].check_beta(self.rule, self.beta)
+        choose("start", self.start, STARTS)
+        for name in ("epochs", "batch_size", "test_batch_size"):
+            if getattr(self, name) < 1:
+                raise InputError(f"{name} = {getattr(self, name)}: use a positive number")
+        if self.pad is not None and self.pad < 0:
+            raise InputError(f"pad = {self.pad}: use 0 or a positive number of pixels")
+        per_layer("optimiser.rates", self.optimiser.rates, len(self.model.hidden) + 1)
+        if self.model.kind == "conv":
+            m = self.model
+            conv_links(self.input_shape, m.hidden, entry.num_classes, m.kernel_size, m.padding, m.pool)
+
+    @property
+    def input_shape(self) -> tuple[int, int, int]:
+        entry = spec(self.dataset)
+        size = entry.size + 2 * (entry.pad if self.pad is None else self.pad)
+        return entry.channels, size, size
+
+
+def build_network(config: Config) -> Hopfield:
+    """The network a config describes, freshly initialised from its seed."""
+    m, num_classes, shape = config.model, spec(config.dataset).num_classes, config.input_shape
+    if m.kind == "dense":
+        return DenseHopfield((prod(shape), *m.hidden, num_classes), gains=m.gains, seed=config.seed)
+    return ConvHopfield(
+        shape[0],
+        shape[1:],
+        m.hidden,
+        num_classes,
+        kernel_size=m.kernel_size,
+        padding=m.padding,
+        pool=m.pool,
+        gains=m.gains,
+        seed=config.seed,
+    )
+
+
+def to_json(config: Config) -> str:
+    return json.dumps(dataclasses.asdict(config), indent=2) + "\n"
+
+
+def from_json(text: str, name: str = "config.json") -> Config:
+    """The config `to_json` wrote; an error for anything else."""
+    try:
+        return _make(Config, json.loads(text))
+    except InputError:
+        raise
+    except (ValueError, TypeError, KeyError) as error:
+        raise InputError(f"{name} is not a config of this version ({error}): remove it or use another folder") from error
+
+
+def differences(a: Config, b: Config) -> list[str]:
+    """What differs, as `name: a, not b`."""
+    flat_a, flat_b = _flatten(dataclasses.asdict(a)), _flatten(dataclasses.asdict(b))
+    return [f"{name} {flat_a[name]} there, {flat_b[name]} now" for name in flat_a if flat_a[name] != flat_b[name]]
+
+
+def _flatten(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name, value in values.items():
+        found |= _flatten(value, f"{prefix}{name}.") if isinstance(value, dict) else {prefix + name: value}
+    return found
+
+
+def _make(kind: Any, values: dict[str, Any]) -> Any:
+    hints = typing.get_type_hints(kind)
+    made = {}
+    for name, value in values.items():
+        hint = hints[name]
+        if dataclasses.is_dataclass(hint):
+            value = _make(hint, value)
+        made[name] = tuple(value) if isinstance(value, list) else value
+    return kind(**made)

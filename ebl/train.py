@@ -1,0 +1,316 @@
+"""Training: a config in, a run folder out. A run can be killed at any moment and resumed to the bit.
+
+A run folder holds config.json, metrics.jsonl (one line an epoch, the same whenever and however often the run was killed),
+times.jsonl (wall-clock), checkpoint.safetensors (the newest) and, at the end, result.json.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+import logging
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ebl.checkpoint import append_line, fill, load_checkpoint, read_lines, save_checkpoint, write_atomically
+from ebl.config import Config, build_network, differences, from_json, to_json
+from ebl.costs import SquaredError
+from ebl.data import Dataset, load
+from ebl.data.batches import Batches, seeded
+from ebl.errors import InputError
+from ebl.models.hopfield import Hopfield, per_layer
+from ebl.provenance import provenance
+from ebl.relax import Schedule, relax
+from ebl.rules import Estimate, as_target, error_rates, estimate_gradients
+from ebl.types import State
+
+log = logging.getLogger("ebl")
+
+COLLAPSE_EPOCHS = 3
+COLLAPSE_MARGIN = 0.01
+
+Watcher = Callable[[dict[str, Any]], None]
+"""Told of every step (epoch, step, steps, train_error, train_cost, free_residual) and, with `test_error`, of every epoch."""
+
+
+def train(
+    config: Config,
+    out: str | Path,
+    *,
+    resume: bool = False,
+    dataset: Dataset | None = None,
+    watch: Watcher | None = None,
+    checkpoint_seconds: float = 60.0,
+) -> dict[str, Any]:
+    """Train as the config says into the folder `out` and return what result.json holds.
+
+    With `resume`, a run that was killed goes on from its last checkpoint, and one that is done returns its result."""
+    out = Path(out)
+    device = check_device(config.device)
+    data = load(config.dataset) if dataset is None else dataset
+    _claim(out, config, resume)
+    result = out / "result.json"
+    if result.exists():
+        return json.loads(result.read_text(encoding="utf-8"))
+    run = _Run(config, data, device)
+    lines = run.restore(out)
+    collapsed = _collapsed(lines, data)
+    while run.epoch < config.epochs and not (collapsed and config.stop_on_collapse):
+        begin = time.perf_counter()
+        run.train_epoch(out, watch, checkpoint_seconds)
+        line = run.finish_epoch()
+        append_line(out / "metrics.jsonl", line)
+        run.save(out)
+        seconds = round(time.perf_counter() - begin, 3)
+        append_line(out / "times.jsonl", {"epoch": line["epoch"], "seconds": seconds, "finished": _now()})
+        lines.append(line)
+        collapsed = _warn(config, lines, data, collapsed)
+        if watch is not None:
+            watch({**line, "seconds": seconds})
+    final = {
+        "final": lines[-1],
+        "best": min(lines, key=lambda line: line["test_error"]),
+        "collapsed": collapsed,
+        "seconds": round(sum(line["seconds"] for line in read_lines(out / "times.jsonl")), 1),
+        "config": json.loads(to_json(config)),
+        **provenance(device),
+    }
+    write_atomically(result, (json.dumps(final, indent=2) + "\n").encode())
+    return final
+
+
+def evaluate(net: Hopfield, batches: Batches, schedule: Schedule) -> dict[str, Any]:
+    """Errors, cost, residual and the share of saturated units of each hidden layer, from zero starts."""
+    sums = _Sums()
+    saturated: list[Tensor] = []
+    for x, y in batches.in_order():
+        settled = relax(net, x, schedule)
+        output = settled.state[-1]
+        top1, top5 = error_rates(output, y)
+        cost = SquaredError().value(output, as_target(y, output)).mean()
+        sums.add(len(x), float(top1), float(top5), float(cost), float(settled.residual.mean()), settled.iterations)
+        saturated.append(len(x) * torch.stack([(s >= 1).double().mean() for s in settled.state[:-1]]))
+    shares = torch.stack(saturated).sum(0) / sums.examples if saturated[0].numel() else torch.zeros(0)
+    return {**sums.means(), "saturation": [round(float(v), 6) for v in shares]}
+
+
+def load_run(folder: str | Path, device: str = "cpu") -> tuple[Config, Hopfield]:
+    """The config and the network of a run, as its newest checkpoint has it."""
+    folder = Path(folder)
+    if not (folder / "config.json").exists():
+        raise InputError(f"{folder} is not a run folder: it has no config.json; give the --out of an `ebl train`")
+    config = from_json((folder / "config.json").read_text(encoding="utf-8"), str(folder / "config.json"))
+    net = build_network(config).to(check_device(device))
+    path = folder / "checkpoint.safetensors"
+    fill(path, dict(net.state_dict()), load_checkpoint(path)[0])
+    return config, net
+
+
+def check_device(name: str) -> torch.device:
+    try:
+        device = torch.device(name)
+        torch.zeros(1, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise InputError(f"device = {name!r} cannot be used here: use cpu, or cuda where a GPU is set up") from error
+    return device
+
+
+@dataclass
+class _Sums:
+    """Sums over examples, kept in checkpoints too."""
+
+    examples: int = 0
+    totals: list[float] = field(default_factory=lambda: [0.0] * 5)
+
+    NAMES = ("error", "top5_error", "cost", "residual", "iterations")
+
+    def add(self, examples: int, *values: float) -> None:
+        self.examples += examples
+        self.totals = [total + examples * value for total, value in zip(self.totals, values, strict=True)]
+
+    def means(self) -> dict[str, float]:
+        return {name: total / max(1, self.examples) for name, total in zip(self.NAMES, self.totals, strict=True)}
+
+
+class _Run:
+    """All that changes while a run goes on: parameters, momentum, carried state, position, sums."""
+
+    def __init__(self, config: Config, data: Dataset, device: torch.device):
+        self.config = config
+        self.net = build_network(config).to(device)
+        self.rates = per_layer("optimiser.rates", config.optimiser.rates, len(self.net.links))
+        self.optimiser = torch.optim.SGD(
+            [{"params": [w, b]} for w, b in zip(self.net.weights, self.net.biases, strict=True)],
+            lr=0.0,
+            momentum=config.optimiser.momentum,
+            weight_decay=config.optimiser.weight_decay,
+        )
+        train, test = data.train.to(device), data.test.to(device)
+        self.training = Batches(train, data.spec, config.batch_size, config.seed, config.augment, config.pad)
+        self.testing = Batches(test, data.spec, config.test_batch_size, pad=config.pad)
+        self.epoch, self.step = 0, 0
+        self.carried: State | None = None
+        self.sums = _Sums()
+
+    def train_epoch(self, out: Path, watch: Watcher | None, checkpoint_seconds: float) -> None:
+        saved = time.monotonic()
+        for group, rate in zip(self.optimiser.param_groups, self.epoch_rates(), strict=True):
+            group["lr"] = rate
+        for x, y in self.training.epoch(self.epoch, self.step):
+            estimate = self.train_step(x, y)
+            self.step += 1
+            if watch is not None:
+                means = self.sums.means()
+                position = {"epoch": self.epoch + 1, "step": self.step, "steps": self.training.steps}
+                shown = {"train_error": means["error"], "train_cost": means["cost"], "free_residual": means["residual"]}
+                watch(position | shown)
+            if not math.isfinite(float(estimate.cost)):
+                raise self.diverged("cost", float(estimate.cost))
+            if time.monotonic() - saved > checkpoint_seconds and self.step < self.training.steps:
+                self.save(out)
+                saved = time.monotonic()
+
+    def train_step(self, x: Tensor, y: Tensor) -> Estimate:
+        c = self.config
+        start = self.carried if self.carried is not None and len(self.carried[0]) == len(x) else None
+        estimate = estimate_gradients(
+            self.net,
+            x,
+            y,
+            rule=c.rule,
+            beta=c.beta,
+            free=c.free,
+            nudged=c.nudged,
+            start=start,
+            generator=seeded(c.seed, "signs", self.epoch, self.step),
+        )
+        self.optimiser.step()
+        if c.start == "carry":
+            self.carried = estimate.state
+        means = (float(estimate.top1_error), float(estimate.top5_error), float(estimate.cost))
+        self.sums.add(len(x), *means, float(estimate.free.residual.mean()), estimate.free.iterations)
+        return estimate
+
+    def finish_epoch(self) -> dict[str, Any]:
+        """Test, and move on to the next epoch; what the epoch's line says."""
+        train, test = self.sums.means(), evaluate(self.net, self.testing, self.config.free)
+        if not math.isfinite(test["cost"]):
+            raise self.diverged("test cost", test["cost"])
+        self.epoch, self.step, self.sums = self.epoch + 1, 0, _Sums()
+        return {
+            "epoch": self.epoch,
+            "train_error": train["error"],
+            "train_top5_error": train["top5_error"],
+            "train_cost": train["cost"],
+            "test_error": test["error"],
+            "test_top5_error": test["top5_error"],
+            "test_cost": test["cost"],
+            "free_residual": train["residual"],
+            "free_iterations": train["iterations"],
+            "test_residual": test["residual"],
+            "saturation": test["saturation"],
+            "rates": [group["lr"] for group in self.optimiser.param_groups],
+        }
+
+    def diverged(self, what: str, value: float) -> InputError:
+        return InputError(
+            f"{what} = {value} at epoch {self.epoch + 1}, step {self.step} of {self.training.steps}: training diverged, the "
+            "last checkpoint is kept; try smaller --optimiser.rates or --beta, or more --free.iterations"
+        )
+
+    def epoch_rates(self) -> list[float]:
+        low = self.config.optimiser.rate_min
+        fall = (1 + math.cos(math.pi * self.epoch / self.config.epochs)) / 2
+        return [low + (rate - low) * fall for rate in self.rates]
+
+    def save(self, out: Path) -> None:
+        tensors = dict(self.net.state_dict())
+        tensors |= {f"momentum.{n}": self.optimiser.state[p]["momentum_buffer"] for n, p in self.net.named_parameters()}
+        tensors |= {f"carried.{k}": s for k, s in enumerate(self.carried or ())}
+        header = {"epoch": self.epoch, "step": self.step, "examples": self.sums.examples, "totals": self.sums.totals}
+        save_checkpoint(out / "checkpoint.safetensors", tensors, header)
+
+    def restore(self, out: Path) -> list[dict[str, Any]]:
+        """Go back to the newest checkpoint, if there is one; the metrics up to there."""
+        path = out / "checkpoint.safetensors"
+        if path.exists():
+            tensors, header = load_checkpoint(path)
+            named = dict(self.net.named_parameters())
+            buffers = {f"momentum.{n}": torch.zeros_like(p) for n, p in named.items()}
+            fill(path, dict(self.net.state_dict()) | buffers, tensors)
+            for name, p in named.items():
+                self.optimiser.state[p]["momentum_buffer"] = buffers[f"momentum.{name}"]
+            carried = [
+                tensors[f"carried.{k}"].to(self.net.biases[0].device)
+                for k in range(len(self.net.links))
+                if f"carried.{k}" in tensors
+            ]
+            self.carried = tuple(carried) or None
+            self.epoch, self.step = header["epoch"], header["step"]
+            self.sums = _Sums(header["examples"], header["totals"])
+        kept = []
+        for name in ("times.jsonl", "metrics.jsonl"):
+            kept = [line for line in read_lines(out / name) if line["epoch"] <= self.epoch]
+            write_atomically(out / name, "".join(json.dumps(line) + "\n" for line in kept).encode())
+        return kept
+
+
+def _claim(out: Path, config: Config, resume: bool) -> None:
+    """Make the run folder, or take over one that holds the same run."""
+    if out.exists() and not out.is_dir():
+        raise InputError(f"{out} is a file: give --out a folder")
+    path = out / "config.json"
+    if path.exists():
+        changed = differences(from_json(path.read_text(encoding="utf-8"), str(path)), config)
+        if changed:
+            raise InputError(f"{out} holds a run with another config ({'; '.join(changed)}): choose another --out")
+        if not resume:
+            raise InputError(f"{out} holds this run already: continue it with --resume, or choose another --out")
+        return
+    if out.exists() and any(not p.name.endswith(".part") for p in out.iterdir()):
+        raise InputError(f"{out} holds other files and no config.json: choose another --out")
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"{out} cannot be made ({error.strerror}): choose another --out") from error
+    write_atomically(path, to_json(config).encode())
+
+
+def _collapsed(lines: list[dict[str, Any]], data: Dataset) -> bool:
+    """Errors no better than naming the most frequent class, for several epochs on end."""
+    train, test = (split.majority_error() - COLLAPSE_MARGIN for split in (data.train, data.test))
+    stuck = [line["train_error"] >= train and line["test_error"] >= test for line in lines]
+    return any(all(stuck[i : i + COLLAPSE_EPOCHS]) for i in range(len(stuck) - COLLAPSE_EPOCHS + 1))
+
+
+def _warn(config: Config, lines: list[dict[str, Any]], data: Dataset, collapsed_before: bool) -> bool:
+    """Say once that free phases do not settle, once that the network collapsed; whether it has."""
+    unsettled = [line["free_residual"] > config.residual_warning for line in lines]
+    if unsettled[-1] and not any(unsettled[:-1]):
+        log.warning(
+            "free phases do not settle: mean residual %.2g in epoch %d, above %.2g; use more --free.iterations (now %d) "
+            "or --omega 1.5",
+            *(lines[-1]["free_residual"], lines[-1]["epoch"], config.residual_warning, config.free.iterations),
+        )
+    collapsed = _collapsed(lines, data)
+    if collapsed and not collapsed_before:
+        log.warning(
+            "collapse: test error %.2f %% for %d epochs, no better than naming one class; saturated share of each layer: %s; "
+            "%s",
+            100 * lines[-1]["test_error"],
+            COLLAPSE_EPOCHS,
+            " ".join(f"{share:.2f}" for share in lines[-1]["saturation"]),
+            "the run ends (--stop-on-collapse)" if config.stop_on_collapse else "the run goes on (see --stop-on-collapse)",
+        )
+    return collapsed
+
+
+def _now() -> str:
+    return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
