@@ -94,7 +94,10 @@ def main(argv: Sequence[str] | None = None) -> None:
         "presets": presets_command,
         "demo": demo_command,
     }
-    logging.basicConfig(level=logging.INFO, format="%(message)s", handlers=[RichHandler(show_path=False, show_time=False)])
+    logging.basicConfig(
+        level=logging.WARNING, format="%(message)s", handlers=[RichHandler(console=console, show_path=False, show_time=False)]
+    )
+    logging.getLogger("ebl").setLevel(logging.INFO)
     try:
         if not argv or argv[0] in ("-h", "--help"):
             print(f"{__doc__}\n\nusage: ebl COMMAND [--help]\n\ncommands: {', '.join(commands)}")
@@ -122,7 +125,9 @@ def train_command(argv: list[str]) -> None:
         config = replace(config, free=replace(config.free, omega=omega), nudged=replace(config.nudged, omega=omega))
     out = args.out or Path("runs") / f"{config.dataset}-{config.rule}-{config.seed}"
     with _Shown(config) as shown:
-        watchers = [shown, _tensorboard(out)] if args.tensorboard else [shown]
+        watchers: list[Watcher] = [shown]
+        if args.tensorboard:
+            watchers.append(_tensorboard(out))
 
         def watch(event: dict[str, Any]) -> None:
             for watcher in watchers:
@@ -170,9 +175,10 @@ def presets_command(argv: list[str]) -> None:
     for name, (_, c) in PRESETS.items():
         row = (c.free.iterations, c.nudged.iterations, _few(c.model.gains), _few(c.optimiser.rates), c.optimiser.weight_decay)
         table.add_row(name, c.dataset, str(c.beta or "rule's"), *map(str, row), str(c.epochs))
-    console.print(table, width=None if console.is_terminal else 130)
+    wide = console if console.is_terminal else Console(width=130)
+    wide.print(table)
     for name, (what, _) in PRESETS.items():
-        console.print(f"{name:18s} {what}", highlight=False)
+        wide.print(f"{name:18s} {what}", highlight=False)
 
 
 def demo_command(argv: list[str]) -> None:
@@ -256,8 +262,8 @@ def _parse(kind: type[T], prog: str, argv: list[str], default: T | None = None) 
     except SystemExit as stop:
         if not stop.code:
             raise
-        lines = [line.strip("│╭╮╰╯─ ") for line in complaint.getvalue().splitlines()]
-        lines = [line for line in lines if line][1:]
+        lines = [line.strip("│|╭╮╰╯ ") for line in complaint.getvalue().splitlines()]
+        lines = [line for line in lines if line.strip("─-")][1:]  # without rules and title
         hint = [line for line in lines if line.startswith("--")][:1]
         said = " ".join(itertools.takewhile(lambda line: not line.startswith(("Argument", "Perhaps", "For full")), lines))
         meant = f"; did you mean {hint[0].split()[0]}?" if hint and "nrecognized" in said else ""

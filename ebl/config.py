@@ -123,7 +123,7 @@ def from_json(text: str, name: str = "config.json") -> Config:
         return _make(Config, json.loads(text))
     except InputError:
         raise
-    except (ValueError, TypeError, KeyError) as error:
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise InputError(f"{name} is not a config of this version ({error}): remove it or use another folder") from error
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import multiprocessing
 import os
 from concurrent.futures import Future, ProcessPoolExecutor
@@ -72,6 +73,9 @@ def train_all(configs: dict[str, Config], out: Path, processes: int, console: Co
         while not all(future.done() for future in waiting.values()):
             try:
                 rule, event = news.get(timeout=0.2)
+                if isinstance(event, str):
+                    bar.console.print(f"{rule:6s} [yellow]warning[/]: {event}", highlight=False)
+                    continue
             except Empty:
                 failed = [f for f in waiting.values() if f.done() and f.exception() is not None]
                 if failed:
@@ -126,6 +130,17 @@ def _start_worker(news: Any, parent: int) -> None:
     torch.set_num_threads(1)
 
 
+class _ToParent(logging.Handler):
+    """Warnings of a run, with its rule's name."""
+
+    def __init__(self, rule: str):
+        super().__init__(logging.WARNING)
+        self.rule = rule
+
+    def emit(self, record: logging.LogRecord) -> None:
+        _news.put((self.rule, record.getMessage()))
+
+
 def _work(config: Config, out: Path) -> dict[str, Any]:
     def watch(event: dict[str, Any]) -> None:
         if os.getppid() != _parent:  # whoever started us was killed: stop, so that a second demo has the folder to itself
@@ -133,4 +148,7 @@ def _work(config: Config, out: Path) -> dict[str, Any]:
         if "test_error" in event:
             _news.put((config.rule, event))
 
+    log = logging.getLogger("ebl")
+    log.handlers = [_ToParent(config.rule)]
+    log.propagate = False
     return train(config, out, resume=True, watch=watch)

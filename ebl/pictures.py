@@ -22,14 +22,13 @@ def draw_error_curves(curves: dict[str, list[float]], path: Path) -> Path:
 
 
 def draw_relaxation(runs: dict[str, tuple[list[float], list[float]]], path: Path) -> Path:
-    """Energy above the lowest seen, and residual, by iteration: a line for each schedule."""
+    """Energy above its own limit (equilibria are not unique), and residual, by iteration: a line for each schedule."""
     figure, axes = _figure(2)
-    lowest = min(min(energy) for energy, _ in runs.values())
     for name, (energy, residual) in runs.items():
         iterations = range(1, len(energy) + 1)
-        axes[0].plot(iterations, [max(e - lowest, 1e-6) for e in energy], label=name)
+        axes[0].plot(iterations, [max(e - energy[-1], 1e-6) for e in energy], label=name)
         axes[1].plot(iterations, [max(r, 1e-8) for r in residual], label=name)
-    axes[0].set(xlabel="iteration", ylabel="energy above the lowest", yscale="log")
+    axes[0].set(xlabel="iteration", ylabel="energy above its limit", yscale="log")
     axes[1].set(xlabel="iteration", ylabel="residual", yscale="log")
     axes[1].legend(fontsize="small")
     return _save(figure, path)

@@ -1,0 +1,113 @@
+"""The command line as a user meets it."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from ebl.cli import main
+
+TINY = [
+    "--epochs",
+    "1",
+    "--model.hidden",
+    "2",
+    "2",
+    "--free.iterations",
+    "3",
+    "--nudged.iterations",
+    "2",
+    "--batch-size",
+    "500",
+]
+
+
+def refused(capsys, *words: str) -> str:
+    with pytest.raises(SystemExit) as stop:
+        main(list(words))
+    assert stop.value.code == 2
+    said = capsys.readouterr().err.strip()
+    assert "\n" not in said
+    return said
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["train", "--rule", "cep"], "did you mean c-ep?"),
+        (["train", "--preset", "tabel1"], "did you mean table1?"),
+        (["train", "--dataset", "cifar"], "did you mean cifar10?"),
+        (["train", "--beta", "0"], "beta = 0 for c-ep: the contrast divides by beta; use a value such as 0.25"),
+        (["train", "--rule", "cl", "--beta", "0.5"], "beta = 0.5 for cl"),
+        (["train", "--omega", "2"], "omega = 2: relaxation needs 0 < omega < 2"),
+        (["train", "--omega", "0"], "omega = 0"),
+        (["train", "--free.omega", "-1"], "omega = -1"),
+        (["train", "--pad", "1"], "image_size = 30×30"),
+        (["train", "--preset", "table1"], "use fashion-mini"),
+        (["train", "--epochs", "many"], "--epochs"),
+        (["train", "--ruel", "c-ep"], "did you mean --rule?"),
+        (["train", "--device", "tpu"], "device = 'tpu'"),
+        (["trian"], "did you mean train?"),
+        (["evaluate", "nowhere"], "not a run folder"),
+    ],
+)
+def test_bad_input_is_one_line_exit_code_two_and_writes_nothing(capsys, tmp_path, monkeypatch, words, said):
+    monkeypatch.chdir(tmp_path)
+    line = refused(capsys, *words)
+    assert line.startswith("ebl: ")
+    assert said in line
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_train_evaluate_resume_and_presets(capsys, tmp_path):
+    out = str(tmp_path / "run")
+    main(["train", "--rule", "n-ep", "--omega", "chebyshev:0.8", "--seed", "3", "--out", out, *TINY])
+    assert "n-ep on fashion-mini: test error" in capsys.readouterr().out
+    config = json.loads((tmp_path / "run" / "config.json").read_text())
+    assert (config["rule"], config["seed"], config["free"]["omega"], config["nudged"]["omega"]) == (
+        "n-ep",
+        3,
+        "chebyshev:0.8",
+        "chebyshev:0.8",
+    )
+    final = json.loads((tmp_path / "run" / "result.json").read_text())["final"]
+    main(["evaluate", out, "--json"])
+    found = json.loads(capsys.readouterr().out)
+    assert found["error"] == final["test_error"]
+    assert found["cost"] == final["test_cost"]
+    main(["evaluate", out, "--iterations", "5", "--omega", "1.2"])
+    assert "fashion-mini" in capsys.readouterr().out
+    assert "--resume" in refused(
+        capsys, "train", "--rule", "n-ep", "--omega", "chebyshev:0.8", "--seed", "3", "--out", out, *TINY
+    )
+    assert "seed 3 there, 4 now" in refused(
+        capsys, "train", "--rule", "n-ep", "--omega", "chebyshev:0.8", "--seed", "4", "--resume", "--out", out, *TINY
+    )
+    main(["presets"])
+    assert "cifar100-sota-300" in capsys.readouterr().out
+
+
+def test_a_presets_beta_gives_way_to_rules_that_have_their_own(capsys, tmp_path):
+    base = ["--preset", "table1", "--dataset", "fashion-mini", "--optimiser.rates", "0.1", "--model.gains", "0.5"]
+    for rule, beta in (("cl", None), ("tbp", None), ("p-cpl", 0.25)):
+        main(["train", *base, "--pad", "0", "--rule", rule, "--out", str(tmp_path / rule), *TINY])
+        assert json.loads((tmp_path / rule / "config.json").read_text())["beta"] == beta
+    capsys.readouterr()
+
+
+def test_tensorboard_is_optional(capsys, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
+    said = refused(capsys, "train", "--tensorboard", "--out", str(tmp_path / "run"), *TINY)
+    assert 'pip install "ebl[tensorboard]"' in said
+    assert not (tmp_path / "run").exists()
+
+
+def test_the_core_imports_torch_numpy_and_safetensors_only():
+    code = "import ebl, ebl.train, ebl.presets, sys; print([m for m in ('tyro', 'rich', 'matplotlib') if m in sys.modules])"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == "[]"
+
+
+def test_help_and_version_work_as_a_module():
+    for words in (["--help"], ["train", "--help"], ["--version"]):
+        assert subprocess.run([sys.executable, "-m", "ebl", *words], capture_output=True, check=True).stdout

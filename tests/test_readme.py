@@ -1,0 +1,26 @@
+"""What the README shows runs as it stands."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+README = (Path(__file__).parent.parent / "README.md").read_text(encoding="utf-8")
+EXAMPLES = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+
+
+@pytest.mark.parametrize("code", EXAMPLES, ids=["network", "energy"])
+def test_examples_run_and_learn(code, capsys):
+    names: dict[str, object] = {}
+    exec(code, names)
+    assert "cost" in capsys.readouterr().out
+    assert float(names["seen"].cost) < (0.01 if "Springs" in code else 0.35)
+
+
+def test_commands_in_the_readme_are_real(monkeypatch):
+    from ebl import cli
+
+    for line in re.findall(r"^ebl (.*?)(?:\s+#.*)?$", README, re.MULTILINE):
+        words = line.split()
+        kind = {"train": cli.TrainArguments, "evaluate": cli.EvaluateArguments, "presets": cli.PresetsArguments}[words[0]]
+        cli._parse(kind, f"ebl {words[0]}", words[1:])

@@ -1,0 +1,320 @@
+"""Training: what it writes, that it learns, that a kill changes nothing, what it warns of."""
+
+import dataclasses
+import errno
+import json
+import logging
+import math
+import os
+import random
+import signal
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+import torch
+
+import ebl
+from ebl import checkpoint
+from ebl.checkpoint import load_checkpoint, read_lines, save_checkpoint, write_atomically
+from ebl.config import Model, Optimiser
+from ebl.data import Dataset, Split, load
+from ebl.presets import preset
+from ebl.relax import Schedule
+from ebl.train import _Run, load_run, train
+
+SMALL = dataclasses.replace(
+    preset("quick"),
+    rule="r-ep",
+    epochs=3,
+    batch_size=16,
+    model=Model(hidden=(4, 6), gains=(0.8,)),
+    optimiser=Optimiser(rates=(0.1, 0.06, 0.03), weight_decay=1e-4),
+    free=Schedule(8, 1.4),
+    nudged=Schedule(5, 1.4),
+    augment=True,
+)
+
+
+def few(train: int = 40, test: int = 20) -> Dataset:
+    data = load("fashion-mini")
+    cut = [Split(s.images[:n], s.labels[:n]) for s, n in ((data.train, train), (data.test, test))]
+    return dataclasses.replace(data, train=cut[0], test=cut[1])
+
+
+def contents(out: Path) -> dict[str, bytes]:
+    """All that must not depend on kills: config, metrics, the checkpoint."""
+    return {name: (out / name).read_bytes() for name in ("config.json", "metrics.jsonl", "checkpoint.safetensors")}
+
+
+def test_a_run_folder_holds_config_metrics_times_checkpoint_and_result(tmp_path):
+    result = train(SMALL, tmp_path / "run", dataset=few())
+    assert {p.name for p in (tmp_path / "run").iterdir()} == {
+        "config.json",
+        "metrics.jsonl",
+        "times.jsonl",
+        "checkpoint.safetensors",
+        "result.json",
+    }
+    lines = read_lines(tmp_path / "run" / "metrics.jsonl")
+    assert [line["epoch"] for line in lines] == [1, 2, 3]
+    assert result["final"] == lines[-1]
+    assert result["best"]["test_error"] == min(line["test_error"] for line in lines)
+    assert json.loads((tmp_path / "run" / "result.json").read_text()) == result
+    assert {"config", "commit", "hardware", "seconds", "version", "torch", "collapsed"} <= set(result)
+    _, net = load_run(tmp_path / "run")
+    saved, header = load_checkpoint(tmp_path / "run" / "checkpoint.safetensors")
+    assert torch.equal(net.weights[1], saved["weights.1"])
+    assert (header["epoch"], header["step"]) == (3, 0)
+    assert train(SMALL, tmp_path / "run", dataset=few(), resume=True) == result  # done: nothing is trained again
+
+
+def test_sgd_is_the_papers_with_cosine_rates_per_layer():
+    run = _Run(dataclasses.replace(SMALL, rule="c-ep", augment=False), few(), torch.device("cpu"))
+    x, y = next(run.training.epoch(0))
+    net = run.net
+    before = [p.detach().clone() for p in net.parameters()]
+    velocity = [torch.zeros_like(p) for p in before]
+    for step in range(2):
+        for group, rate in zip(run.optimiser.param_groups, (0.1, 0.06, 0.03), strict=True):
+            group["lr"] = rate
+        run.carried = None
+        run.train_step(x, y)
+        for i, (p, v) in enumerate(zip(before, velocity, strict=True)):
+            g = list(net.parameters())[i].grad + 1e-4 * p
+            v.mul_(0.9).add_(g) if step else v.copy_(g)
+            p -= (0.1, 0.06, 0.03)[i % 3] * v
+    for p, q in zip(net.parameters(), before, strict=True):
+        torch.testing.assert_close(p.detach(), q)
+    run.epoch = 1
+    fall = (1 + math.cos(math.pi / 3)) / 2
+    assert run.epoch_rates() == pytest.approx([2e-6 + (r - 2e-6) * fall for r in (0.1, 0.06, 0.03)])
+
+
+def test_the_state_is_carried_over_and_reset_when_the_batch_size_changes():
+    run = _Run(dataclasses.replace(SMALL, rule="c-ep"), few(), torch.device("cpu"))  # batches of 16, 16, 8
+    starts, ends = [], []
+    import ebl.train as module
+
+    real = module.estimate_gradients
+
+    def spy(*args, start, **options):
+        estimate = real(*args, start=start, **options)
+        starts.append(start)
+        ends.append(estimate.state)
+        return estimate
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "estimate_gradients", spy)
+        for x, y in run.training.epoch(0):
+            run.train_step(x, y)
+    assert starts[0] is None
+    assert starts[1] is ends[0]
+    assert starts[2] is None
+
+
+class KilledError(Exception):
+    pass
+
+
+@pytest.mark.parametrize("rule", ["r-ep", "tbp", "cl"])
+def test_stopped_anywhere_and_resumed_a_run_ends_byte_for_byte_the_same(tmp_path, rule):
+    config = dataclasses.replace(SMALL, rule=rule)
+    train(config, tmp_path / "whole", dataset=few())
+
+    def stopper(after: int):
+        seen = []
+
+        def watch(event):
+            seen.append(event)
+            if len(seen) == after:
+                raise KilledError
+
+        return watch
+
+    for after in (1, 2, 4, 3, 5, 1):
+        try:
+            train(config, tmp_path / "cut", dataset=few(), resume=True, watch=stopper(after), checkpoint_seconds=0)
+        except KilledError:
+            continue
+    train(config, tmp_path / "cut", dataset=few(), resume=True)
+    assert contents(tmp_path / "cut") == contents(tmp_path / "whole")
+
+
+SCRIPT = """
+import dataclasses, os, signal, sys
+from pathlib import Path
+import torch
+torch.set_num_threads(1)
+sys.path.insert(0, {tests!r})
+from test_train import SMALL, few
+from ebl import checkpoint
+from ebl.train import train
+{sabotage}
+train(SMALL, {out!r}, dataset=few(), resume=True, checkpoint_seconds=0)
+"""
+IN_THE_WRITE = """
+real, calls = os.fsync, []
+def fsync(fd):
+    calls.append(fd)
+    if len(calls) == {call}:
+        os.ftruncate(fd, os.fstat(fd).st_size // 2) if not Path(f"/proc/self/fd/{{fd}}").resolve().is_dir() else None
+        os.kill(os.getpid(), signal.SIGKILL)
+    real(fd)
+os.fsync = fsync
+"""
+
+
+def run_script(out: Path, sabotage: str = "", **options) -> subprocess.Popen:
+    code = textwrap.dedent(SCRIPT).format(tests=str(Path(__file__).parent), out=str(out), sabotage=sabotage)
+    return subprocess.Popen([sys.executable, "-c", code], **options)
+
+
+def test_killed_inside_checkpoint_writes_and_at_random_a_run_ends_byte_for_byte_the_same(tmp_path):
+    train(SMALL, tmp_path / "whole", dataset=few())
+    out = tmp_path / "killed"
+    for call in (1, 8, 13):  # half a config, half a checkpoint, after the rename
+        process = run_script(out, IN_THE_WRITE.format(call=call))
+        assert process.wait(60) == -signal.SIGKILL
+    chance = random.Random(1)
+    for _ in range(2):
+        process = run_script(out)
+        try:
+            process.wait(2.0 + chance.random())  # importing takes about this long: somewhere in the first epochs
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+    assert run_script(out).wait(120) == 0
+    assert contents(out) == contents(tmp_path / "whole")
+    assert not list(out.glob(".*"))
+
+
+def test_a_full_disk_is_one_line_and_loses_nothing(tmp_path, monkeypatch):
+    train(dataclasses.replace(SMALL, epochs=3), tmp_path / "whole", dataset=few())
+    calls = []
+
+    def full(fd):
+        calls.append(fd)
+        if len(calls) > 12:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(checkpoint.os, "fsync", full)
+    with pytest.raises(ebl.InputError, match=r"disk is full.*--resume"):
+        train(SMALL, tmp_path / "full", dataset=few(), checkpoint_seconds=0)
+    monkeypatch.undo()
+    assert not list((tmp_path / "full").glob(".*"))
+    load_checkpoint(tmp_path / "full" / "checkpoint.safetensors")
+    train(SMALL, tmp_path / "full", dataset=few(), resume=True)
+    assert contents(tmp_path / "full") == contents(tmp_path / "whole")
+
+
+def test_diverging_training_stops_with_what_happened_and_what_to_try(tmp_path):
+    config = dataclasses.replace(SMALL, optimiser=Optimiser(rates=(1e30,)))
+    with pytest.raises(ebl.InputError, match=r"(nan|inf) at epoch 1, step \d of 3.*smaller --optimiser.rates"):
+        train(config, tmp_path / "run", dataset=few())
+
+
+def test_folders_of_other_runs_are_left_alone(tmp_path):
+    train(SMALL, tmp_path / "run", dataset=few())
+    before = contents(tmp_path / "run")
+    with pytest.raises(ebl.InputError, match="--resume"):
+        train(SMALL, tmp_path / "run", dataset=few())
+    with pytest.raises(ebl.InputError, match="rule r-ep there, c-ep now"):
+        train(dataclasses.replace(SMALL, rule="c-ep"), tmp_path / "run", dataset=few(), resume=True)
+    assert contents(tmp_path / "run") == before
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.tex").write_text("precious")
+    with pytest.raises(ebl.InputError, match="other files"):
+        train(SMALL, tmp_path / "mine", dataset=few())
+    with pytest.raises(ebl.InputError, match="is a file"):
+        train(SMALL, tmp_path / "mine" / "thesis.tex", dataset=few())
+
+
+def test_bad_checkpoints_are_refused(tmp_path):
+    train(SMALL, tmp_path / "run", dataset=few())
+    path = tmp_path / "run" / "checkpoint.safetensors"
+    good = path.read_bytes()
+    path.write_bytes(good[: len(good) // 2])
+    with pytest.raises(ebl.InputError, match="damaged or cut short"):
+        load_run(tmp_path / "run")
+    path.write_bytes(good)
+    tensors, header = load_checkpoint(path)
+    save_checkpoint(path, {**tensors, "weights.1": torch.zeros(2)}, header)
+    with pytest.raises(ebl.InputError, match=r"another model: weights.1 needs shape \(6, 4, 3, 3\), the file has shape \(2,\)"):
+        load_run(tmp_path / "run")
+    del tensors["biases.0"]
+    save_checkpoint(path, tensors, header)
+    with pytest.raises(ebl.InputError, match="no such tensor"):
+        load_run(tmp_path / "run")
+    save_checkpoint(path, tensors, {**header, "format": 99})
+    with pytest.raises(ebl.InputError, match="format 99"):
+        load_run(tmp_path / "run")
+    path.unlink()
+    with pytest.raises(ebl.InputError, match="does not exist"):
+        load_run(tmp_path / "run")
+    with pytest.raises(ebl.InputError, match="not a run folder"):
+        load_run(tmp_path)
+
+
+def test_a_write_that_fails_leaves_the_old_file(tmp_path, monkeypatch):
+    path = tmp_path / "file"
+    write_atomically(path, b"old")
+
+    def denied(fd):
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(checkpoint.os, "fsync", denied)
+    with pytest.raises(ebl.InputError, match="Permission denied"):
+        write_atomically(path, b"new")
+    assert path.read_bytes() == b"old"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+STUCK = dataclasses.replace(
+    SMALL, rule="c-ep", epochs=5, model=Model(hidden=(4, 6), gains=(1e-9,)), optimiser=Optimiser(rates=(1e-12,))
+)
+
+
+def balanced() -> Dataset:
+    data = load("fashion-mini")
+    rows = [torch.cat([(s.labels == c).nonzero()[:4, 0] for c in range(10)]) for s in (data.train, data.test)]
+    splits = [Split(s.images[r], s.labels[r]) for s, r in zip((data.train, data.test), rows, strict=True)]
+    return dataclasses.replace(data, train=splits[0], test=splits[1])
+
+
+def test_a_collapse_is_a_warning_and_a_result(tmp_path, caplog):
+    with caplog.at_level(logging.WARNING, logger="ebl"):
+        result = train(STUCK, tmp_path / "run", dataset=balanced())
+    assert [r.getMessage() for r in caplog.records if "collapse" in r.getMessage()] != []
+    assert "90.00 %" in caplog.text
+    assert "--stop-on-collapse" in caplog.text
+    assert result["collapsed"]
+    assert result["final"]["epoch"] == 5
+    stopped = train(dataclasses.replace(STUCK, stop_on_collapse=True), tmp_path / "stopped", dataset=balanced())
+    assert stopped["collapsed"]
+    assert stopped["final"]["epoch"] == 3
+
+
+def test_an_unsettled_free_phase_is_a_warning_with_a_remedy(tmp_path, caplog):
+    config = dataclasses.replace(SMALL, free=Schedule(2), epochs=2, start="zeros")
+    with caplog.at_level(logging.WARNING, logger="ebl"):
+        train(config, tmp_path / "run", dataset=few())
+    warnings = [r.getMessage() for r in caplog.records if "settle" in r.getMessage()]
+    assert len(warnings) == 1
+    assert "--free.iterations (now 2)" in warnings[0]
+
+
+@pytest.mark.slow
+def test_c_ep_learns_the_embedded_data(tmp_path):
+    config = dataclasses.replace(preset("quick"), epochs=1)
+    result = train(config, tmp_path / "run")
+    assert result["final"]["test_error"] < 0.25
+    assert not result["collapsed"]
+
+
+def test_results_do_not_depend_on_the_test_batch_size(tmp_path):
+    a = train(dataclasses.replace(SMALL, epochs=1), tmp_path / "a", dataset=few())
+    b = train(dataclasses.replace(SMALL, epochs=1, test_batch_size=7), tmp_path / "b", dataset=few())
+    assert a["final"]["test_cost"] == pytest.approx(b["final"]["test_cost"], rel=1e-5)
