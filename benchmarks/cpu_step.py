@@ -20,6 +20,7 @@ from torch import Tensor
 import ebl
 from ebl import naive
 from ebl.data import load
+from ebl.models.links import Conv
 
 BETA = 0.1
 
@@ -47,24 +48,50 @@ def main() -> None:
 
         return step
 
+    def twin(T: int, K: int) -> Callable[[], list[Tensor]]:
+        return lambda: naive.contrast(net, x, target, -BETA, BETA, T, K)[1]
+
     rows = [
-        ("naive twin", 60, 20, 1.0, lambda: naive.contrast(net, x, target, -BETA, BETA, 60, 20)[1]),
-        ("ebl", 60, 20, 1.0, ours(60, 20, 1.0)),
-        ("ebl, over-relaxed", 20, 10, 1.5, ours(20, 10, 1.5)),
+        ("naive twin", 60, 20, 1.0, twin(60, 20), twin(400, 200)),
+        ("ebl", 60, 20, 1.0, ours(60, 20, 1.0), ours(400, 200, 1.0)),
+        ("ebl, over-relaxed", 20, 10, 1.5, ours(20, 10, 1.5), ours(400, 200, 1.5)),
     ]
     times: dict[str, list[float]] = {name: [] for name, *_ in rows}
     for _ in range(args.repeats):  # interleaved, so that a slow minute of the machine hits all rows alike
-        for name, *_, step in rows:
+        for name, _, _, _, step, _ in rows:
             begin = time.perf_counter()
             step()
             times[name].append(time.perf_counter() - begin)
-    naive_time = median(times["naive twin"])
+    ceiling, naive_time = matmul_ceiling(), median(times["naive twin"])
     print(f"{platform.machine()}, {args.threads} threads, torch {torch.__version__}, median of {args.repeats}")
-    print("variant              T   K omega       ms  ratio  relative error to its converged gradient")
-    for name, T, K, omega, step in rows:
-        error = relative(step(), ours(400, 200, omega)())
+    print(
+        f"ceiling: {ceiling / 1e9:.0f} GFLOP/s (float32 matmul 2048³); floor: two convolutions an interaction, at the ceiling"
+    )
+    print("variant              T   K omega       ms  ratio  floor ms  relative error to its converged gradient")
+    for name, T, K, omega, step, converged in rows:
+        error = relative(step(), converged())
         ms, ratio = 1e3 * median(times[name]), naive_time / median(times[name])
-        print(f"{name:18s} {T:3d} {K:3d} {omega:5.2f} {ms:8.1f} {ratio:6.2f}  {error:.3f}")
+        floor = 1e3 * iteration_flops(net, len(x)) * (T + 2 * K) / ceiling
+        print(f"{name:18s} {T:3d} {K:3d} {omega:5.2f} {ms:8.1f} {ratio:6.2f} {floor:9.1f}  {error:.3f}")
+
+
+def matmul_ceiling() -> float:
+    a, b = torch.randn(2048, 2048), torch.randn(2048, 2048)
+    best = float("inf")
+    for _ in range(8):
+        begin = time.perf_counter()
+        a @ b
+        best = min(best, time.perf_counter() - begin)
+    return 2 * 2048**3 / best
+
+
+def iteration_flops(net: ebl.ConvHopfield, batch: int) -> float:
+    """Multiplications and additions of one iteration: each interaction between layers once up, once down."""
+    total = 0
+    for link, w in zip(net.links[1:], net.weights[1:], strict=True):
+        positions = link.map_size[0] * link.map_size[1] if isinstance(link, Conv) else 1
+        total += 2 * 2 * w.numel() * positions * batch
+    return float(total)
 
 
 def training_images() -> tuple[Tensor, Tensor]:
