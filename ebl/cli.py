@@ -1,4 +1,4 @@
-"""The command line: ebl train | evaluate | presets | demo."""
+"""The command line: ebl train | evaluate | presets | data | demo."""
 
 from __future__ import annotations
 
@@ -18,12 +18,22 @@ import tyro
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.logging import RichHandler
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    Progress,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+    TransferSpeedColumn,
+)
 from rich.table import Table
 
 from ebl.config import Config
-from ebl.data import load
+from ebl.data import SPECS, load
 from ebl.data.batches import Batches
+from ebl.data.files import check, data_folder, find, is_here
+from ebl.data.sources import FORMS
 from ebl.errors import InputError, choose
 from ebl.presets import PRESETS, preset
 from ebl.relax import Schedule
@@ -51,6 +61,8 @@ class TrainArguments:
     """Continue a run that was killed; the numbers are those of an undisturbed one."""
     tensorboard: bool = False
     """Write TensorBoard logs into the run folder too (pip install "ebl[tensorboard]")."""
+    data_dir: Path | None = None
+    """Where dataset files are; otherwise EBL_DATA, or the user's cache folder."""
     checkpoint_seconds: float = 60.0
     """How often to save within an epoch; each epoch's end is always saved."""
 
@@ -66,6 +78,8 @@ class EvaluateArguments:
     omega: str | None = None
     """Over-relaxation, if not the config's."""
     device: str = "cpu"
+    data_dir: Path | None = None
+    """Where dataset files are; otherwise EBL_DATA, or the user's cache folder."""
     json: bool = False
     """Print JSON."""
 
@@ -73,6 +87,18 @@ class EvaluateArguments:
 @dataclass(frozen=True)
 class PresetsArguments:
     """List the presets and their main settings."""
+
+
+@dataclass(frozen=True)
+class DataArguments:
+    """Datasets: list what there is, fetch one, or check the hashes of one (or all that are here) again."""
+
+    action: tyro.conf.Positional[str]
+    """list, fetch or check"""
+    name: tyro.conf.Positional[str | None] = None
+    """The dataset."""
+    data_dir: Path | None = None
+    """Where dataset files are; otherwise EBL_DATA, or the user's cache folder."""
 
 
 @dataclass(frozen=True)
@@ -92,6 +118,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         "train": train_command,
         "evaluate": evaluate_command,
         "presets": presets_command,
+        "data": data_command,
         "demo": demo_command,
     }
     logging.basicConfig(
@@ -139,6 +166,7 @@ def train_command(argv: list[str]) -> None:
             resume=args.resume,
             watch=watch,
             checkpoint_seconds=args.checkpoint_seconds,
+            data_dir=args.data_dir,
         )
     final, best = result["final"], result["best"]
     console.print(
@@ -157,7 +185,7 @@ def evaluate_command(argv: list[str]) -> None:
         schedule = replace(schedule, iterations=args.iterations)
     if args.omega is not None:
         schedule = replace(schedule, omega=_omega(args.omega))
-    data = load(config.dataset)
+    data = load(config.dataset, args.data_dir)
     batches = Batches(data.test.to(args.device), data.spec, config.test_batch_size, pad=config.pad)
     found = evaluate(net, batches, schedule)
     if args.json:
@@ -179,6 +207,52 @@ def presets_command(argv: list[str]) -> None:
     wide.print(table)
     for name, (what, _) in PRESETS.items():
         wide.print(f"{name:18s} {what}", highlight=False)
+
+
+def data_command(argv: list[str]) -> None:
+    args = _parse(DataArguments, "ebl data", argv)
+    root = data_folder(args.data_dir)
+    action = choose("action", args.action, ("list", "fetch", "check"))
+    if args.name is not None:
+        choose("dataset", args.name, SPECS)
+    if action == "fetch":
+        if args.name is None:
+            raise InputError(f"ebl data fetch needs a dataset: one of {', '.join(FORMS)}")
+        if args.name in FORMS:
+            fetch_shown(args.name, root)
+            return
+        console.print(f"{args.name} comes with the package", highlight=False)
+        return
+    if action == "check":
+        here = [args.name] if args.name else [name for name in FORMS if is_here(name, root)]
+        for name in here:
+            lines = check(name, find(name, root), again=True) if name in FORMS else [f"{name}: in the package"]
+            console.print("\n".join(lines), highlight=False, soft_wrap=True)
+        if not here:
+            console.print(f"no dataset files in {root}", highlight=False, soft_wrap=True)
+        return
+    table = Table("dataset", "images", "classes", "files", box=SIMPLE_HEAD)
+    for name, entry in SPECS.items():
+        where = "in the package" if name not in FORMS else f"in {root}" if is_here(name, root) else "not here"
+        table.add_row(name, f"{entry.channels}×{entry.size}×{entry.size}", str(entry.num_classes), where)
+    console.print(table)
+
+
+def fetch_shown(name: str, root: Path) -> None:
+    from ebl.data.fetch import fetch
+
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console) as bar:
+        tasks: dict[str, Any] = {}
+
+        def progress(file: str, done: int, total: int | None) -> None:
+            if file not in tasks:
+                tasks[file] = bar.add_task(file, total=total)
+            bar.update(tasks[file], completed=done, total=total)
+
+        paths = fetch(name, root, progress)
+    check(name, find(name, root))
+    console.print(f"{name}: {', '.join(map(str, paths))}", highlight=False, soft_wrap=True)
 
 
 def demo_command(argv: list[str]) -> None:

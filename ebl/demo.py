@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
-from ebl.checkpoint import read_lines, write_atomically
+from ebl.atomic import read_lines, write_atomically
 from ebl.config import Config, build_network
 from ebl.data import load
 from ebl.data.batches import Batches

@@ -19,10 +19,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ebl.checkpoint import append_line, fill, load_checkpoint, read_lines, save_checkpoint, write_atomically
+from ebl.atomic import append_line, read_lines, write_atomically
+from ebl.checkpoint import fill, load_checkpoint, save_checkpoint
 from ebl.config import Config, build_network, differences, from_json, to_json
 from ebl.costs import SquaredError
-from ebl.data import Dataset, load
+from ebl.data import Dataset, checked_split, load, spec
 from ebl.data.batches import Batches, seeded
 from ebl.errors import InputError
 from ebl.models.hopfield import Hopfield, per_layer
@@ -48,13 +49,16 @@ def train(
     dataset: Dataset | None = None,
     watch: Watcher | None = None,
     checkpoint_seconds: float = 60.0,
+    data_dir: str | Path | None = None,
 ) -> dict[str, Any]:
     """Train as the config says into the folder `out` and return what result.json holds.
 
     With `resume`, a run that was killed goes on from its last checkpoint, and one that is done returns its result."""
     out = Path(out)
     device = check_device(config.device)
-    data = load(config.dataset) if dataset is None else dataset
+    data = load(config.dataset, data_dir) if dataset is None else dataset
+    for split in (data.train, data.test):
+        checked_split(data.name, spec(config.dataset), split)
     _claim(out, config, resume)
     result = out / "result.json"
     if result.exists():

@@ -44,7 +44,7 @@ def refused(capsys, *words: str) -> str:
         (["train", "--omega", "0"], "omega = 0"),
         (["train", "--free.omega", "-1"], "omega = -1"),
         (["train", "--pad", "1"], "image_size = 30×30"),
-        (["train", "--preset", "table1"], "use fashion-mini"),
+        (["train", "--preset", "table1", "--data-dir", "empty"], "ebl data fetch cifar10"),
         (["train", "--epochs", "many"], "--epochs"),
         (["train", "--ruel", "c-ep"], "did you mean --rule?"),
         (["train", "--device", "tpu"], "device = 'tpu'"),

@@ -17,8 +17,9 @@ import pytest
 import torch
 
 import ebl
-from ebl import checkpoint
-from ebl.checkpoint import load_checkpoint, read_lines, save_checkpoint, write_atomically
+from ebl import atomic
+from ebl.atomic import read_lines, write_atomically
+from ebl.checkpoint import load_checkpoint, save_checkpoint
 from ebl.config import Model, Optimiser
 from ebl.data import Dataset, Split, load
 from ebl.presets import preset
@@ -150,7 +151,6 @@ import torch
 torch.set_num_threads(1)
 sys.path.insert(0, {tests!r})
 from test_train import SMALL, few
-from ebl import checkpoint
 from ebl.train import train
 {sabotage}
 train(SMALL, {out!r}, dataset=few(), resume=True, checkpoint_seconds=0)
@@ -200,7 +200,7 @@ def test_a_full_disk_is_one_line_and_loses_nothing(tmp_path, monkeypatch):
         if len(calls) > 12:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(checkpoint.os, "fsync", full)
+    monkeypatch.setattr(atomic.os, "fsync", full)
     with pytest.raises(ebl.InputError, match=r"disk is full.*--resume"):
         train(SMALL, tmp_path / "full", dataset=few(), checkpoint_seconds=0)
     monkeypatch.undo()
@@ -265,7 +265,7 @@ def test_a_write_that_fails_leaves_the_old_file(tmp_path, monkeypatch):
     def denied(fd):
         raise PermissionError(errno.EACCES, "Permission denied")
 
-    monkeypatch.setattr(checkpoint.os, "fsync", denied)
+    monkeypatch.setattr(atomic.os, "fsync", denied)
     with pytest.raises(ebl.InputError, match="Permission denied"):
         write_atomically(path, b"new")
     assert path.read_bytes() == b"old"

@@ -5,12 +5,16 @@ from __future__ import annotations
 import hashlib
 import io
 from dataclasses import dataclass
-from importlib.resources import files
+from importlib import resources
+from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from ebl.data.files import Found, check, data_folder, find
+from ebl.data.formats import read_cifar_binary, read_cifar_python, read_idx_pair, read_mat
+from ebl.data.sources import File
 from ebl.data.specs import SPECS, Spec, spec
 from ebl.errors import InputError
 
@@ -40,13 +44,50 @@ class Dataset:
     test: Split
 
 
-def load(name: str) -> Dataset:
-    """A dataset by name. `fashion-mini` comes with the package: 5,000 and 1,000 images of Fashion-MNIST."""
+def load(name: str, data_dir: str | Path | None = None) -> Dataset:
+    """A dataset by name, from the files people have (see `ebl data list`). `fashion-mini` comes with the package: 5,000 and
+    1,000 images of Fashion-MNIST."""
     entry = spec(name)
-    if name not in EMBEDDED:
-        raise InputError(f"dataset = {name!r}: this version reads only the embedded data; use {', '.join(EMBEDDED)}")
+    if name in EMBEDDED:
+        return _load_embedded(name, entry)
+    found = find(name, data_folder(data_dir))
+    check(name, found)
+    return Dataset(name, entry, _read(name, entry, found, found.form.train), _read(name, entry, found, found.form.test))
+
+
+def _read(name: str, entry: Spec, found: Found, files_of_split: tuple[File, ...]) -> Split:
+    form, raw = found.form, [found.read(file) for file in files_of_split]
+    if form.kind == "idx":
+        parts = [read_idx_pair(raw[0], raw[1], f"{name} ({found.paths[0].parent})")]
+    elif form.kind == "mat":
+        parts = [read_mat(raw[0], files_of_split[0].name)]
+    elif form.kind == "cifar-python":
+        parts = [read_cifar_python(r, file.name, form.label_key) for r, file in zip(raw, files_of_split, strict=True)]
+    else:
+        parts = [read_cifar_binary(r, file.name, form.label_bytes) for r, file in zip(raw, files_of_split, strict=True)]
+    images, labels = (np.concatenate(column) for column in zip(*parts, strict=True))
+    return checked_split(name, entry, Split(torch.from_numpy(images), torch.from_numpy(labels)))
+
+
+def checked_split(name: str, entry: Spec, split: Split) -> Split:
+    """The split, if its images and labels are what the entry says."""
+    shape = (entry.channels, entry.size, entry.size)
+    if split.images.dtype != torch.uint8 or tuple(split.images.shape[1:]) != shape:
+        got = f"{split.images.dtype} of shape {tuple(split.images.shape)}"
+        raise InputError(f"{name}: images are {got}, not bytes of shape (N, {', '.join(map(str, shape))}); convert them")
+    if len(split.labels) != len(split.images) or not len(split.images):
+        raise InputError(f"{name}: {len(split.images)} images and {len(split.labels)} labels; each image needs one label")
+    low, high = int(split.labels.min()), int(split.labels.max())
+    if low < 0 or high >= entry.num_classes:
+        raise InputError(
+            f"{name}: label {low if low < 0 else high} is out of range; its labels run from 0 to {entry.num_classes - 1}"
+        )
+    return split
+
+
+def _load_embedded(name: str, entry: Spec) -> Dataset:
     file, sha256 = EMBEDDED[name]
-    raw = files("ebl.data").joinpath(file).read_bytes()
+    raw = resources.files("ebl.data").joinpath(file).read_bytes()
     if hashlib.sha256(raw).hexdigest() != sha256:
         raise InputError(f"{file} inside the package is damaged (its SHA-256 differs): install ebl again")
     with np.load(io.BytesIO(raw), allow_pickle=False) as arrays:

@@ -1,0 +1,190 @@
+"""Where dataset files are, and whether they are what they should be. A hash is checked once, remembered, and checked
+again on request or when the file has changed."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import sys
+import tarfile
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from ebl.atomic import write_atomically
+from ebl.data.formats import gunzip
+from ebl.data.sources import FORMS, File, Form
+from ebl.errors import InputError
+
+log = logging.getLogger("ebl")
+
+
+def data_folder(chosen: str | Path | None = None) -> Path:
+    """--data-dir, else EBL_DATA, else the user's cache folder."""
+    if chosen is not None:
+        return Path(chosen).expanduser()
+    if os.environ.get("EBL_DATA"):
+        return Path(os.environ["EBL_DATA"]).expanduser()
+    return cache_folder() / "data"
+
+
+def cache_folder() -> Path:
+    if sys.platform == "darwin":
+        return Path.home() / "Library" / "Caches" / "ebl"
+    if sys.platform == "win32":
+        return Path(os.environ.get("LOCALAPPDATA", Path.home())) / "ebl"
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "ebl"
+
+
+@dataclass(frozen=True)
+class Found:
+    """A dataset's files on the disk, each with a function that reads it."""
+
+    form: Form
+    paths: tuple[Path, ...]
+    readers: dict[File, Callable[[], bytes]]
+
+    def read(self, file: File) -> bytes:
+        return self.readers[file]()
+
+
+def find(name: str, root: Path) -> Found:
+    """The first form of a dataset that is whole, as loose files or as an archive; torchvision's layouts included."""
+    missing = []
+    for form in FORMS[name]:
+        files = form.train + form.test
+        for folder in _folders(form, root, name):
+            paths = [_either(folder, file) for file in files]
+            if all(paths):
+                whole = [path for path in paths if path is not None]
+                return Found(form, tuple(whole), dict(zip(files, (path.read_bytes for path in whole), strict=True)))
+            if any(paths):
+                missing = [str(folder / f.name) for f, path in zip(files, paths, strict=True) if path is None]
+        for folder in (root, root / name):
+            if form.archive is not None and (folder / form.archive.name).is_file():
+                return _open_archive(form, folder / form.archive.name)
+    if missing:
+        raise InputError(f"{name}: {', '.join(missing)} missing; fetch the rest with `ebl data fetch {name}`")
+    raise InputError(f"{name}: no files in {root}; run `ebl data fetch {name}`, or {where_to_put(name, root)}")
+
+
+def is_here(name: str, root: Path) -> bool:
+    try:
+        find(name, root)
+    except InputError:
+        return False
+    return True
+
+
+def where_to_put(name: str, root: Path) -> str:
+    form = FORMS[name][0]
+    files = [form.archive] if form.archive is not None else [*form.train, *form.test]
+    folder = root if form.archive is not None else root / form.folders[0]
+    return f"put {', '.join(f.name for f in files)} into {folder}, or name another folder with --data-dir or EBL_DATA"
+
+
+def check(name: str, found: Found, again: bool = False) -> list[str]:
+    """Compare every file with its hash; what was checked, a line each. An error names the first that differs."""
+    said = []
+    members = found.form.train + found.form.test
+    if found.form.archive is not None and found.paths[0].name == found.form.archive.name:
+        path = found.paths[0]
+        if _remembered(path) and not again:
+            return [f"{path}: checked before"]
+        if _md5(path) == found.form.archive.md5:
+            said.append(f"{path}: as distributed")
+        else:  # packed anew: its files decide
+            for file in members:
+                if file.md5 is None or hashlib.md5(found.read(file)).hexdigest() != file.md5:
+                    raise InputError(f"{path}: {file.name} inside is not {name}'s (its MD5 differs); fetch it again")
+            said.append(f"{path}: packed anew, its content as distributed")
+        _remember(path)
+        return said
+    for file, path in zip(members, found.paths, strict=True):
+        if _remembered(path) and not again:
+            said.append(f"{path}: checked before")
+            continue
+        digest = _md5(path)
+        content = hashlib.md5(gunzip(path.read_bytes(), str(path))).hexdigest() if digest != file.md5 else None
+        if digest == file.md5 or (file.content is not None and content == file.content):
+            said.append(f"{path}: {'as distributed' if digest == file.md5 else 'content as distributed'}")
+        elif file.md5 is None or (file.content is None and not path.name.endswith(".gz") and file.name.endswith(".gz")):
+            said.append(f"{path}: no hash is known for this form; its structure is checked when it is read")
+        else:
+            raise InputError(f"{path} is not {name}'s file (MD5 {digest}, expected {file.md5}): fetch it again")
+        _remember(path)
+    return said
+
+
+def _folders(form: Form, root: Path, name: str) -> list[Path]:
+    return [*(root / folder for folder in form.folders), root / name, root]
+
+
+def _either(folder: Path, file: File) -> Path | None:
+    """The file as distributed, or unpacked beside."""
+    for candidate in (folder / file.name, folder / file.name.removesuffix(".gz")):
+        if candidate.is_file():
+            return candidate
+    return None
+
+
+def _open_archive(form: Form, path: Path) -> Found:
+    @cache
+    def contents() -> dict[str, bytes]:
+        wanted, found = {f"{form.inside}/{file.name}" for file in form.train + form.test}, {}
+        try:
+            with tarfile.open(path) as archive:
+                for member in archive:
+                    stream = archive.extractfile(member) if member.name in wanted else None
+                    if stream is not None:
+                        found[member.name] = stream.read()
+        except (tarfile.TarError, EOFError, zlib.error, OSError) as error:
+            raise InputError(f"{path} is damaged or cut short ({error}): fetch it again") from error
+        absent = sorted(wanted - set(found))
+        if absent:
+            raise InputError(f"{path} has no {absent[0]}: fetch it again")
+        return found
+
+    def reader(file: File) -> Callable[[], bytes]:
+        return lambda: contents()[f"{form.inside}/{file.name}"]
+
+    return Found(form, (path,), {file: reader(file) for file in form.train + form.test})
+
+
+def _md5(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "md5").hexdigest()
+
+
+def _memory() -> Path:
+    return cache_folder() / "checked.json"
+
+
+def _load_memory() -> dict[str, list[int]]:
+    try:
+        found = json.loads(_memory().read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _stamp(path: Path) -> list[int]:
+    stat = path.stat()
+    return [stat.st_size, stat.st_mtime_ns]
+
+
+def _remembered(path: Path) -> bool:
+    return _load_memory().get(str(path.resolve())) == _stamp(path)
+
+
+def _remember(path: Path) -> None:
+    memory = _load_memory() | {str(path.resolve()): _stamp(path)}
+    try:
+        _memory().parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(_memory(), (json.dumps(memory, indent=1) + "\n").encode())
+    except (OSError, InputError) as error:
+        log.info("the check of %s could not be remembered (%s)", path, error)
