@@ -186,7 +186,7 @@ def evaluate_command(argv: list[str]) -> None:
     if args.omega is not None:
         schedule = replace(schedule, omega=_omega(args.omega))
     data = load(config.dataset, args.data_dir)
-    batches = Batches(data.test.to(args.device), data.spec, config.test_batch_size, pad=config.pad)
+    batches = Batches(data.test.to(args.device), config.entry, config.test_batch_size)
     found = evaluate(net, batches, schedule)
     if args.json:
         print(json.dumps({"run": str(args.run), "dataset": config.dataset, "split": "test", **found}))
@@ -234,7 +234,7 @@ def data_command(argv: list[str]) -> None:
     table = Table("dataset", "images", "classes", "files", box=SIMPLE_HEAD)
     for name, entry in SPECS.items():
         where = "in the package" if name not in FORMS else f"in {root}" if is_here(name, root) else "not here"
-        table.add_row(name, f"{entry.channels}×{entry.size}×{entry.size}", str(entry.num_classes), where)
+        table.add_row(name, f"{entry.channels}×{entry.size[0]}×{entry.size[1]}", str(entry.num_classes), where)
     console.print(table)
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from math import prod
 from typing import Any
 
-from ebl.data.specs import spec
+from ebl.data import Spec, spec
 from ebl.errors import InputError, choose
 from ebl.models.hopfield import POOLS, ConvHopfield, DenseHopfield, Hopfield, conv_links, per_layer
 from ebl.relax import Schedule
@@ -70,19 +70,23 @@ class Config:
     optimiser: Optimiser = field(default_factory=Optimiser)
     augment: bool = True  # random crops, and flips where the dataset's entry flips
     pad: int | None = None  # pixels of zeros around the images; None: as the dataset's entry says
+    crop: int | None = None  # pixels a random crop may shift; None: as the dataset's entry says
+    flip: bool | None = None  # random flips; None: as the dataset's entry says
+    val: int = 0  # images held out of the training set for validation (stratified, seeded)
     test_batch_size: int = 500
     residual_warning: float = 1e-3  # a free phase with a larger mean residual is reported as unsettled
     stop_on_collapse: bool = False  # end a run whose error stays at the majority class's
 
     def __post_init__(self) -> None:
-        entry = spec(self.dataset)
+        entry = self.entry
         RULES[choose("rule", self.rule, RULES)].check_beta(self.rule, self.beta)
         choose("start", self.start, STARTS)
         for name in ("epochs", "batch_size", "test_batch_size"):
             if getattr(self, name) < 1:
                 raise InputError(f"{name} = {getattr(self, name)}: use a positive number")
-        if self.pad is not None and self.pad < 0:
-            raise InputError(f"pad = {self.pad}: use 0 or a positive number of pixels")
+        for name in ("pad", "crop", "val"):
+            if (getattr(self, name) or 0) < 0:
+                raise InputError(f"{name} = {getattr(self, name)}: use 0 or a positive number")
         per_layer("optimiser.rates", self.optimiser.rates, len(self.model.hidden) + 1)
         if self.model.kind == "conv":
             m = self.model
@@ -90,14 +94,19 @@ class Config:
 
     @property
     def input_shape(self) -> tuple[int, int, int]:
-        entry = spec(self.dataset)
-        size = entry.size + 2 * (entry.pad if self.pad is None else self.pad)
-        return entry.channels, size, size
+        e = self.entry
+        return e.channels, e.size[0] + 2 * e.pad, e.size[1] + 2 * e.pad
+
+    @property
+    def entry(self) -> Spec:
+        """The dataset's entry, with this config's own pad, crop and flip."""
+        changed = {name: value for name in ("pad", "crop", "flip") if (value := getattr(self, name)) is not None}
+        return dataclasses.replace(spec(self.dataset), **changed)
 
 
 def build_network(config: Config) -> Hopfield:
     """The network a config describes, freshly initialised from its seed."""
-    m, num_classes, shape = config.model, spec(config.dataset).num_classes, config.input_shape
+    m, num_classes, shape = config.model, config.entry.num_classes, config.input_shape
     if m.kind == "dense":
         return DenseHopfield((prod(shape), *m.hidden, num_classes), gains=m.gains, seed=config.seed)
     return ConvHopfield(

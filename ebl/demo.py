@@ -92,7 +92,7 @@ def train_all(configs: dict[str, Config], out: Path, processes: int, console: Co
 def first_gradient_cosines(config: Config) -> dict[str, float]:
     """How each rule's first gradient, on the first batch and the fresh network, is aligned with RBP's."""
     data = load(config.dataset)
-    x, y = next(Batches(data.train, data.spec, config.batch_size, config.seed, config.augment, config.pad).epoch(0))
+    x, y = next(Batches(data.train, config.entry, config.batch_size, config.seed, config.augment).epoch(0))
     net = build_network(config)
     found = {}
     for rule in NINE:
@@ -105,7 +105,7 @@ def relaxations(run: Path) -> dict[str, tuple[list[float], list[float]]]:
     """Mean energy and residual by iteration, for several schedules on one trained network."""
     config, net = load_run(run)
     data = load(config.dataset)
-    x, _ = next(Batches(data.test, data.spec, 100, pad=config.pad).in_order())
+    x, _ = next(Batches(data.test, config.entry, 100).in_order())
     schedules = {
         "synchronous": Schedule(30, order="synchronous"),
         "asynchronous": Schedule(30),

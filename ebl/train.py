@@ -23,8 +23,9 @@ from ebl.atomic import append_line, read_lines, write_atomically
 from ebl.checkpoint import fill, load_checkpoint, save_checkpoint
 from ebl.config import Config, build_network, differences, from_json, to_json
 from ebl.costs import SquaredError
-from ebl.data import Dataset, checked_split, load, spec
-from ebl.data.batches import Batches, seeded
+from ebl.data import Dataset, checked_split, load
+from ebl.data.batches import Batches
+from ebl.data.splits import held_out, seeded
 from ebl.errors import InputError
 from ebl.models.hopfield import Hopfield, per_layer
 from ebl.provenance import provenance
@@ -58,7 +59,7 @@ def train(
     device = check_device(config.device)
     data = load(config.dataset, data_dir) if dataset is None else dataset
     for split in (data.train, data.test):
-        checked_split(data.name, spec(config.dataset), split)
+        checked_split(data.name, config.entry, split)
     _claim(out, config, resume)
     result = out / "result.json"
     if result.exists():
@@ -80,7 +81,7 @@ def train(
             watch({**line, "seconds": seconds})
     final = {
         "final": lines[-1],
-        "best": min(lines, key=lambda line: line["test_error"]),
+        "best": min(lines, key=lambda line: line["val_error" if config.val else "test_error"]),
         "collapsed": collapsed,
         "seconds": round(sum(line["seconds"] for line in read_lines(out / "times.jsonl")), 1),
         "config": json.loads(to_json(config)),
@@ -156,9 +157,13 @@ class _Run:
             momentum=config.optimiser.momentum,
             weight_decay=config.optimiser.weight_decay,
         )
+        self.tests: dict[str, Batches] = {}
         train, test = data.train.to(device), data.test.to(device)
-        self.training = Batches(train, data.spec, config.batch_size, config.seed, config.augment, config.pad)
-        self.testing = Batches(test, data.spec, config.test_batch_size, pad=config.pad)
+        if config.val:
+            train, val = held_out(train, config.val / len(train.labels), config.seed)
+            self.tests["val"] = Batches(val, config.entry, config.test_batch_size)
+        self.training = Batches(train, config.entry, config.batch_size, config.seed, config.augment)
+        self.tests["test"] = Batches(test, config.entry, config.test_batch_size)
         self.epoch, self.step = 0, 0
         self.carried: State | None = None
         self.sums = _Sums()
@@ -204,7 +209,9 @@ class _Run:
 
     def finish_epoch(self) -> dict[str, Any]:
         """Test, and move on to the next epoch; what the epoch's line says."""
-        train, test = self.sums.means(), evaluate(self.net, self.testing, self.config.free)
+        train = self.sums.means()
+        tests = {name: evaluate(self.net, batches, self.config.free) for name, batches in self.tests.items()}
+        test = tests["test"]
         if not math.isfinite(test["cost"]):
             raise self.diverged("test cost", test["cost"])
         self.epoch, self.step, self.sums = self.epoch + 1, 0, _Sums()
@@ -213,9 +220,7 @@ class _Run:
             "train_error": train["error"],
             "train_top5_error": train["top5_error"],
             "train_cost": train["cost"],
-            "test_error": test["error"],
-            "test_top5_error": test["top5_error"],
-            "test_cost": test["cost"],
+            **{f"{name}_{key}": found[key] for name, found in tests.items() for key in ("error", "top5_error", "cost")},
             "free_residual": train["residual"],
             "free_iterations": train["iterations"],
             "test_residual": test["residual"],

@@ -4,49 +4,35 @@ from __future__ import annotations
 
 import hashlib
 import io
-from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from ebl.data.files import Found, check, data_folder, find
 from ebl.data.formats import read_cifar_binary, read_cifar_python, read_idx_pair, read_mat
+from ebl.data.own import is_own, load_own
 from ebl.data.sources import File
-from ebl.data.specs import SPECS, Spec, spec
-from ebl.errors import InputError
+from ebl.data.specs import SPECS, Spec
+from ebl.data.splits import Dataset, Split
+from ebl.errors import InputError, choose
 
 __all__ = ["SPECS", "Dataset", "Spec", "Split", "load", "spec"]
 
 EMBEDDED = {"fashion-mini": ("fashion_mini.npz", "4c10d8353f50c6280de7e210e59616a3c93460ef9bf7aab79f9de9b3cb22bd11")}
 
 
-@dataclass(frozen=True)
-class Split:
-    images: Tensor  # uint8 (N, C, H, W)
-    labels: Tensor  # int64 (N,)
-
-    def to(self, device: str | torch.device) -> Split:
-        return Split(self.images.to(device), self.labels.to(device))
-
-    def majority_error(self) -> float:
-        """The error of always naming the most frequent class."""
-        return 1 - int(self.labels.bincount().max()) / len(self.labels)
-
-
-@dataclass(frozen=True)
-class Dataset:
-    name: str
-    spec: Spec
-    train: Split
-    test: Split
+def spec(name: str) -> Spec:
+    """What is known of a dataset: its entry, or what its file or folder shows."""
+    return load_own(name).spec if is_own(name) else SPECS[choose("dataset", name, SPECS)]
 
 
 def load(name: str, data_dir: str | Path | None = None) -> Dataset:
     """A dataset by name, from the files people have (see `ebl data list`). `fashion-mini` comes with the package: 5,000 and
-    1,000 images of Fashion-MNIST."""
+    1,000 images of Fashion-MNIST. A path names data of your own: an .npz, or a folder of images for each class."""
+    if is_own(name):
+        return load_own(name)
     entry = spec(name)
     if name in EMBEDDED:
         return _load_embedded(name, entry)
@@ -71,7 +57,7 @@ def _read(name: str, entry: Spec, found: Found, files_of_split: tuple[File, ...]
 
 def checked_split(name: str, entry: Spec, split: Split) -> Split:
     """The split, if its images and labels are what the entry says."""
-    shape = (entry.channels, entry.size, entry.size)
+    shape = (entry.channels, *entry.size)
     if split.images.dtype != torch.uint8 or tuple(split.images.shape[1:]) != shape:
         got = f"{split.images.dtype} of shape {tuple(split.images.shape)}"
         raise InputError(f"{name}: images are {got}, not bytes of shape (N, {', '.join(map(str, shape))}); convert them")

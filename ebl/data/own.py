@@ -1,0 +1,159 @@
+"""The user's own data: an .npz file, or a folder with a folder of images for each class.
+
+mine.npz holds `images` and `labels`, or `train_images`, `train_labels`, `test_images`, `test_labels`: bytes of shape
+(N, H, W), (N, H, W, C) or (N, C, H, W) with 1 or 3 channels. mine/ holds CLASS/*.png, or train/CLASS/*.png and
+test/CLASS/*.png. Where no test set is given, a fifth of each class is held out. Mean and std are the training images'.
+"""
+
+from __future__ import annotations
+
+import zipfile
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from ebl.data.formats import Images, Labels
+from ebl.data.specs import Spec
+from ebl.data.splits import Dataset, Split, held_out
+from ebl.errors import InputError
+
+SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm")
+
+
+def is_own(name: str) -> bool:
+    """Whether a dataset's name is a path: it has a slash, ends in .npz, or is a folder here."""
+    return "/" in name or name.endswith(".npz") or Path(name).is_dir()
+
+
+def load_own(name: str) -> Dataset:
+    path = Path(name).expanduser()
+    if not path.exists():
+        raise InputError(f"dataset = {name!r}: there is no such file or folder; give an .npz, a folder, or a dataset's name")
+    return _load(str(path), *_stamp(path))
+
+
+def describe(data: Dataset) -> str:
+    """N images, C×H×W, K classes."""
+    e = data.spec
+    counts = f"{len(data.train.labels)} + {len(data.test.labels)} images"
+    return f"{counts}, {e.channels}×{e.size[0]}×{e.size[1]}, {e.num_classes} classes"
+
+
+@lru_cache(maxsize=2)
+def _load(name: str, *_: int) -> Dataset:
+    path = Path(name)
+    parts = _read_folder(path) if path.is_dir() else _read_npz(path)
+    splits = {}
+    for part, (x, y) in parts.items():
+        if len(x) != len(y) or not len(x):
+            raise InputError(f"{name}: {len(x)} images and {len(y)} labels ({part}); each image needs one label")
+        splits[part] = Split(torch.from_numpy(np.ascontiguousarray(x)), torch.from_numpy(y.astype(np.int64)))
+    train, test = splits.get("train"), splits.get("test")
+    if train is None or test is None:
+        train, test = held_out(splits["all"], share=0.2, seed=0)
+    labels = torch.cat([train.labels, test.labels])
+    num_classes = int(labels.max()) + 1
+    if int(labels.min()) < 0 or num_classes < 2 or num_classes > 100_000:
+        raise InputError(f"{name}: labels run from {int(labels.min())} to {int(labels.max())}; number the classes 0, 1, 2, …")
+    pixels = train.images.transpose(0, 1).flatten(1)
+    share = pixels.shape[1] // 4_000_000 + 1  # a sample of the pixels is enough
+    sample = pixels[:, ::share].double() / 255
+    mean, std = sample.mean(1), sample.std(1).clamp_min(1e-3)
+    shape = train.images.shape[1:]
+    if test.images.shape[1:] != shape:
+        raise InputError(
+            f"{name}: training images are {tuple(shape)}, test images {tuple(test.images.shape[1:])}; make them alike"
+        )
+    entry = Spec(
+        shape[0], (shape[1], shape[2]), num_classes, tuple(mean.tolist()), tuple(std.tolist()), pad=0, crop=0, flip=False
+    )
+    return Dataset(name, entry, train, test)
+
+
+def _read_npz(path: Path) -> dict[str, tuple[Images, Labels]]:
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            arrays = {name: file[name] for name in file.files} if isinstance(file, np.lib.npyio.NpzFile) else {}
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile, KeyError) as error:
+        raise InputError(f"{path} is no .npz of plain arrays ({error}): write it with numpy.savez") from error
+    if {"images", "labels"} <= set(arrays):
+        wanted = {"all": ("images", "labels")}
+    elif {"train_images", "train_labels", "test_images", "test_labels"} <= set(arrays):
+        wanted = {"train": ("train_images", "train_labels"), "test": ("test_images", "test_labels")}
+    else:
+        names = ", ".join(sorted(arrays)) or "nothing"
+        raise InputError(
+            f"{path} holds {names}: it needs images and labels, or train_images, train_labels, test_images, test_labels"
+        )
+    return {part: (_images(arrays[x], path), _labels(arrays[y], path)) for part, (x, y) in wanted.items()}
+
+
+def _images(x: Any, path: Path) -> Images:
+    """Bytes as (N, C, H, W)."""
+    if x.dtype != np.uint8:
+        raise InputError(f"{path}: images are {x.dtype}; give bytes (uint8) from 0 to 255")
+    if x.ndim == 3:
+        return x[:, None]
+    if x.ndim == 4 and x.shape[1] in (1, 3):
+        return x
+    if x.ndim == 4 and x.shape[3] in (1, 3):
+        return x.transpose(0, 3, 1, 2)
+    raise InputError(f"{path}: images have shape {x.shape}; give (N, H, W), (N, H, W, C) or (N, C, H, W) with 1 or 3 channels")
+
+
+def _labels(y: Any, path: Path) -> Labels:
+    if y.ndim != 1 or y.dtype.kind not in "iu":
+        raise InputError(f"{path}: labels are {y.dtype} of shape {y.shape}; give one whole number for each image")
+    return y.astype(np.int64)
+
+
+def _read_folder(path: Path) -> dict[str, tuple[Images, Labels]]:
+    folders = {"all": path}
+    if (path / "train").is_dir() and (path / "test").is_dir():
+        folders = {"train": path / "train", "test": path / "test"}
+    classes = sorted(p.name for p in next(iter(folders.values())).iterdir() if p.is_dir() and not p.name.startswith("."))
+    if len(classes) < 2:
+        raise InputError(f"{path}: {len(classes)} folders of images; it needs a folder for each class, two at least")
+    return {part: _read_classes(folder, classes) for part, folder in folders.items()}
+
+
+def _read_classes(folder: Path, classes: list[str]) -> tuple[Images, Labels]:
+    try:
+        from PIL import Image
+    except ImportError as error:
+        raise InputError(f"{folder} holds image files, which Pillow reads: pip install pillow") from error
+    images: list[Any] = []
+    labels = []
+    first: Path | None = None
+    for label, name in enumerate(classes):
+        files = sorted(p for p in (folder / name).glob("*") if p.suffix.lower() in SUFFIXES)
+        if not files:
+            raise InputError(f"{folder / name} holds no images ({' '.join(SUFFIXES)}): fill it or remove it")
+        for file in files:
+            try:
+                with Image.open(file) as image:
+                    grey = image.mode in ("1", "L", "I", "I;16")
+                    x = np.asarray(image.convert("L" if grey else "RGB"))
+            except (OSError, ValueError, SyntaxError) as error:
+                raise InputError(f"{file} cannot be read ({error}): mend or remove it") from error
+            x = x[None] if grey else x.transpose(2, 0, 1)
+            if images and x.shape != images[0].shape:
+                raise InputError(f"{file} is {_size(x)}, {first} is {_size(images[0])}: make all images alike")
+            first = first or file
+            images.append(x)
+            labels.append(label)
+    return np.stack(images), np.array(labels)
+
+
+def _size(x: Any) -> str:
+    return "×".join(map(str, x.shape))
+
+
+def _stamp(path: Path) -> tuple[int, ...]:
+    """Changes when the data do: a file's size and time, or those of all files below a folder."""
+    files = [path] if path.is_file() else [p for p in path.rglob("*") if p.is_file()]
+    stats = [p.stat() for p in files]
+    return len(stats), sum(s.st_size for s in stats), max((s.st_mtime_ns for s in stats), default=0)

@@ -1,0 +1,155 @@
+"""Data of the user's own: an .npz, or folders of images."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import ebl
+from ebl.config import Config, Model
+from ebl.data import load, spec
+from ebl.data.batches import Batches
+from ebl.data.own import describe
+from ebl.data.splits import Split, held_out
+from ebl.presets import preset
+from ebl.train import load_run, train
+
+RNG = np.random.default_rng(1)
+X = RNG.integers(256, size=(30, 8, 12, 3), dtype=np.uint8)
+Y = np.arange(30) % 3
+
+
+def npz(path, **arrays):
+    np.savez(path, **arrays)
+    return str(path)
+
+
+def test_an_npz_with_images_and_labels_is_split_and_described(tmp_path):
+    data = load(npz(tmp_path / "mine.npz", images=X, labels=Y))
+    assert describe(data) == "24 + 6 images, 3×8×12, 3 classes"
+    assert data.train.labels.bincount().tolist() == [8, 8, 8]
+    together = torch.cat([data.train.images, data.test.images]).flatten(1).tolist()
+    assert sorted(together) == sorted(X.transpose(0, 3, 1, 2).reshape(30, -1).tolist())
+    mean = data.train.images.double().mean((0, 2, 3)) / 255
+    torch.testing.assert_close(torch.tensor(data.spec.mean, dtype=torch.float64), mean)
+    x = torch.cat([x for x, _ in Batches(data.train, data.spec, 7).in_order()])
+    torch.testing.assert_close(x.std((0, 2, 3)), torch.ones(3), rtol=1e-3, atol=0)
+
+
+@pytest.mark.parametrize("shape", [(30, 8, 12), (30, 8, 12, 1), (30, 1, 8, 12)])
+def test_grey_images_may_have_any_usual_shape(tmp_path, shape):
+    grey = X[..., 0]
+    path = npz(tmp_path / "m.npz", train_images=grey.reshape(shape), train_labels=Y, test_images=grey[:5], test_labels=Y[:5])
+    data = load(path)
+    np.testing.assert_array_equal(data.train.images[:, 0], grey)
+    assert len(data.test.labels) == 5
+
+
+def folder(root, split=""):
+    for i, (x, y) in enumerate(zip(X, Y, strict=True)):
+        (root / split / "abc"[y]).mkdir(parents=True, exist_ok=True)
+        Image.fromarray(x).save(root / split / "abc"[y] / f"{i:02d}.png")
+    return str(root)
+
+
+def test_a_folder_of_images_for_each_class(tmp_path):
+    data = load(folder(tmp_path / "mine"))
+    assert describe(data) == "24 + 6 images, 3×8×12, 3 classes"
+    folder(tmp_path / "two", "train")
+    folder(tmp_path / "two", "test")
+    data = load(str(tmp_path / "two"))
+    assert len(data.train.labels) == len(data.test.labels) == 30
+    np.testing.assert_array_equal(data.train.images[0], X[0].transpose(2, 0, 1))
+    assert data.train.labels.tolist() == [0] * 10 + [1] * 10 + [2] * 10
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda p: str(p / "none.npz"), "no such file"),
+        (lambda p: npz(p / "a.npz", images=X.astype(np.float32), labels=Y), "float32; give bytes"),
+        (lambda p: npz(p / "a.npz", images=X[:, :, :, :2], labels=Y), "1 or 3 channels"),
+        (lambda p: npz(p / "a.npz", images=X, labels=Y[:-1]), "30 images and 29 labels"),
+        (lambda p: npz(p / "a.npz", images=X, labels=Y - 1), "labels run from -1"),
+        (lambda p: npz(p / "a.npz", images=X, labels=Y.astype(float)), "one whole number"),
+        (lambda p: npz(p / "a.npz", pictures=X), "holds pictures: it needs images and labels"),
+        (lambda p: npz(p / "a.npz", images=np.array([Y], dtype=object), labels=Y), "no .npz of plain arrays"),
+        (lambda p: _write(p / "a.npz", b"hello"), "no .npz of plain arrays"),
+        (lambda p: _mkdir(p / "empty"), "a folder for each class"),
+        (lambda p: _two_sizes(p), "make all images alike"),
+        (lambda p: _no_images(p), "holds no images"),
+        (lambda p: _broken_image(p), "cannot be read"),
+    ],
+)
+def test_anything_else_gets_a_clear_error(tmp_path, make, words):
+    with pytest.raises(ebl.InputError, match=words) as error:
+        Config(dataset=make(tmp_path))
+    assert "\n" not in str(error.value)
+
+
+def _write(path, raw):
+    path.write_bytes(raw)
+    return str(path)
+
+
+def _mkdir(path):
+    path.mkdir()
+    return str(path)
+
+
+def _two_sizes(path):
+    root = folder(path / "f")
+    Image.fromarray(X[0][:4]).save(path / "f" / "b" / "99.png")
+    return root
+
+
+def _no_images(path):
+    root = folder(path / "f")
+    (path / "f" / "d").mkdir()
+    return root
+
+
+def _broken_image(path):
+    root = folder(path / "f")
+    (path / "f" / "b" / "99.png").write_bytes(b"not a picture")
+    return root
+
+
+def test_own_data_train_and_load_again(tmp_path):
+    path = npz(tmp_path / "mine.npz", images=X, labels=Y)
+    config = dataclasses.replace(
+        preset("quick"), dataset=path, model=Model(hidden=(4, 4), gains=(0.5,)), pad=None, epochs=1, batch_size=8, val=6, crop=2
+    )
+    assert spec(path).num_classes == 3
+    result = train(config, tmp_path / "run")
+    assert {"val_error", "val_cost", "test_error"} <= set(result["final"])
+    _, net = load_run(tmp_path / "run")
+    assert net.input_shape == (3, 8, 12)
+
+
+def test_holding_out_is_stratified_seeded_and_exact():
+    labels = torch.tensor([0] * 50 + [1] * 30 + [2] * 20)
+    split = Split(torch.arange(100, dtype=torch.uint8).view(-1, 1, 1, 1), labels)
+    rest, val = held_out(split, 0.1, seed=0)
+    assert val.labels.bincount().tolist() == [5, 3, 2]
+    assert sorted(rest.images.flatten().tolist() + val.images.flatten().tolist()) == list(range(100))
+    assert torch.equal(held_out(split, 0.1, seed=0)[1].images, val.images)
+    assert not torch.equal(held_out(split, 0.1, seed=1)[1].images, val.images)
+    uneven = Split(torch.zeros(9, 1, 1, 1, dtype=torch.uint8), torch.tensor([0, 0, 0, 1, 1, 1, 2, 2, 2]))
+    assert len(held_out(uneven, 4 / 9, seed=0)[1].labels) == 4
+    with pytest.raises(ebl.InputError, match="cannot be held out"):
+        held_out(uneven, 0.0, seed=0)
+
+
+def test_two_ranks_see_disjoint_halves_of_the_same_batch():
+    data = load("fashion-mini")
+    split = Split(data.train.images[:50], torch.arange(50))
+    whole = list(Batches(split, data.spec, 16, 3, augment=True).epoch(2))
+    parts = [list(Batches(split, data.spec, 16, 3, augment=True, rank=r, num_ranks=2).epoch(2)) for r in (0, 1)]
+    for (x, y), (x0, y0), (x1, y1) in zip(whole, *parts, strict=True):
+        for images, labels in ((x0, y0), (x1, y1)):
+            rows = [y.tolist().index(label) for label in labels.tolist()]
+            assert torch.equal(images, x[rows])
+        assert sorted(y0.tolist() + y1.tolist()) == sorted(y.tolist())
