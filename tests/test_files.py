@@ -338,3 +338,18 @@ def test_the_data_command_lists_checks_and_says_what_to_do(small, capsys, monkey
             main(["data", *words, "--data-dir", str(root)])
         assert stop.value.code == 2
         assert said in capsys.readouterr().err
+
+
+STATISTICS = {"cifar10": (0.407, 0.407, 0.434)}  # its std is tripled in the paper
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_normalised_real_training_sets_have_mean_zero_and_std_one(name):
+    from ebl.data.batches import Batches
+
+    if not files.is_here(name, files.data_folder()):
+        pytest.skip(f"{name}'s files are not in {files.data_folder()}")
+    data = load(name)
+    x = torch.cat([x for x, _ in Batches(data.train, dataclasses.replace(data.spec, pad=0), 1000).in_order()])
+    np.testing.assert_allclose(x.double().mean((0, 2, 3)), 0, atol=0.01)
+    np.testing.assert_allclose(x.double().std((0, 2, 3)), STATISTICS.get(name, 1), atol=0.01)

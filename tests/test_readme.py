@@ -3,6 +3,7 @@
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 README = (Path(__file__).parent.parent / "README.md").read_text(encoding="utf-8")
@@ -17,10 +18,18 @@ def test_examples_run_and_learn(code, capsys):
     assert float(names["seen"].cost) < (0.01 if "Springs" in code else 0.35)
 
 
-def test_commands_in_the_readme_are_real(monkeypatch):
+def test_commands_in_the_readme_are_real(monkeypatch, tmp_path):
     from ebl import cli
+
+    monkeypatch.chdir(tmp_path)
+    np.savez("mine.npz", images=np.zeros((20, 28, 28), np.uint8), labels=np.arange(20) % 2)
 
     for line in re.findall(r"^ebl (.*?)(?:\s+#.*)?$", README, re.MULTILINE):
         words = line.split()
-        kind = {"train": cli.TrainArguments, "evaluate": cli.EvaluateArguments, "presets": cli.PresetsArguments}[words[0]]
+        kind = {
+            "train": cli.TrainArguments,
+            "evaluate": cli.EvaluateArguments,
+            "presets": cli.PresetsArguments,
+            "data": cli.DataArguments,
+        }[words[0]]
         cli._parse(kind, f"ebl {words[0]}", words[1:])
