@@ -20,6 +20,7 @@ def test_examples_run_and_learn(code, capsys):
 
 def test_commands_in_the_readme_are_real(monkeypatch, tmp_path):
     from ebl import cli
+    from ebl.presets import preset
 
     monkeypatch.chdir(tmp_path)
     np.savez("mine.npz", images=np.zeros((20, 28, 28), np.uint8), labels=np.arange(20) % 2)
@@ -32,4 +33,5 @@ def test_commands_in_the_readme_are_real(monkeypatch, tmp_path):
             "presets": cli.PresetsArguments,
             "data": cli.DataArguments,
         }[words[0]]
-        cli._parse(kind, f"ebl {words[0]}", words[1:])
+        start = cli.TrainArguments(config=preset(cli._typed(words, "--preset") or "quick")) if words[0] == "train" else None
+        cli._parse(kind, f"ebl {words[0]}", words[1:], start)
