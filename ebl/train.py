@@ -158,12 +158,12 @@ class _Run:
             weight_decay=config.optimiser.weight_decay,
         )
         self.tests: dict[str, Batches] = {}
-        train, test = data.train.to(device), data.test.to(device)
+        train = data.train
         if config.val:
             train, val = held_out(train, config.val / len(train.labels), config.seed)
-            self.tests["val"] = Batches(val, config.entry, config.test_batch_size)
-        self.training = Batches(train, config.entry, config.batch_size, config.seed, config.augment)
-        self.tests["test"] = Batches(test, config.entry, config.test_batch_size)
+            self.tests["val"] = Batches(val.to(device), config.entry, config.test_batch_size)
+        self.training = Batches(train.to(device), config.entry, config.batch_size, config.seed, config.augment)
+        self.tests["test"] = Batches(data.test.to(device), config.entry, config.test_batch_size)
         self.epoch, self.step = 0, 0
         self.carried: State | None = None
         self.sums = _Sums()

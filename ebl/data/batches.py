@@ -1,12 +1,12 @@
 """Batches made on the device from uint8 images: gathered, padded, augmented, normalised.
 
-Order and augmentation depend on the seed, the epoch and the step alone, so a resumed run sees the same batches, and several
+Order and augmentation depend on the seed and the epoch alone, so a resumed run sees the same batches, and several
 ranks see disjoint parts of the same batch.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -36,17 +36,20 @@ class Batches:
         return -(-len(self.split.labels) // self.batch_size)
 
     def epoch(self, epoch: int, first_step: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
-        device = self.split.labels.device
-        order = torch.randperm(len(self.split.labels), generator=seeded(self.seed, "order", epoch)).to(device)
-        mine = slice(self.rank, None, self.num_ranks)
+        device, count = self.split.labels.device, len(self.split.labels)
+        order = torch.randperm(count, generator=seeded(self.seed, "order", epoch)).to(device)
+        if self.augment:
+            moves = draw_moves(count, self.spec, seeded(self.seed, "augment", epoch)).to(device)
+            rows_from, columns_from = pixel_sources(order, moves, self._padded.shape)
+            pixels = self._padded.flatten(0, 2)
         for step in range(first_step, self.steps):
-            rows = order[step * self.batch_size : (step + 1) * self.batch_size]
+            mine = slice(step * self.batch_size + self.rank, (step + 1) * self.batch_size, self.num_ranks)
             if self.augment:
-                moves = draw_moves(len(rows), self.spec, seeded(self.seed, "augment", epoch, step))
-                images = moved(self._padded, rows[mine], moves[mine].to(device), self.spec)
+                where = rows_from[mine, :, None] + columns_from[mine, None, :]
+                images = pixels.index_select(0, where.flatten()).view(*where.shape, -1)
             else:
-                images = self._padded.index_select(0, rows[mine])
-            yield self._normalised(images), self.split.labels[rows[mine]]
+                images = self._padded.index_select(0, order[mine])
+            yield self._normalised(images), self.split.labels[order[mine]]
 
     def in_order(self) -> Iterator[tuple[Tensor, Tensor]]:
         for first in range(0, len(self.split.labels), self.batch_size):
@@ -79,14 +82,13 @@ def draw_moves(batch: int, spec: Spec, generator: torch.Generator) -> Tensor:
     return torch.cat([shift, flip], 1)
 
 
-def moved(images: Tensor, rows: Tensor, moves: Tensor, spec: Spec) -> Tensor:
-    """Crops of the edge-padded images, flipped where drawn: each pixel is fetched from where it comes from.
-
-    images: (N, H, W, C), of which `rows` are taken."""
-    height, width = images.shape[1:3]
-    r = (torch.arange(height, device=images.device) + moves[:, :1]).clamp_(0, height - 1)
-    c = (torch.arange(width, device=images.device) + moves[:, 1:2]).clamp_(0, width - 1)
-    if spec.flip:
-        c = torch.where(moves[:, 2:] == 1, c.flip(1), c)
-    where = ((rows[:, None] * height + r)[:, :, None] * width + c[:, None, :]).flatten()
-    return images.flatten(0, 2).index_select(0, where).view(len(rows), height, width, -1)
+def pixel_sources(order: Tensor, moves: Tensor, shape: Sequence[int]) -> tuple[Tensor, Tensor]:
+    """Where each pixel of the moved images comes from, as a row's part (N, H) and a column's part (N, W) of its index among
+    all pixels of `shape` (count, H, W, C). A shift past the border takes the edge's pixel again: a crop of the edge-padded
+    image."""
+    count, height, width = shape[:3]
+    kind = torch.int32 if count * height * width < 2**31 else torch.int64
+    rows = (torch.arange(height, device=order.device) + moves[:, :1]).clamp_(0, height - 1)
+    columns = (torch.arange(width, device=order.device) + moves[:, 1:2]).clamp_(0, width - 1)
+    columns = torch.where(moves[:, 2:] == 1, columns.flip(1), columns)
+    return ((order[:, None] * height + rows) * width).to(kind), columns.to(kind)
