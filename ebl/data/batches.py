@@ -6,7 +6,7 @@ ranks see disjoint parts of the same batch.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -38,18 +38,12 @@ class Batches:
     def epoch(self, epoch: int, first_step: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
         device, count = self.split.labels.device, len(self.split.labels)
         order = torch.randperm(count, generator=seeded(self.seed, "order", epoch)).to(device)
-        if self.augment:
-            moves = draw_moves(count, self.spec, seeded(self.seed, "augment", epoch)).to(device)
-            rows_from, columns_from = pixel_sources(order, moves, self._padded.shape)
-            pixels = self._padded.flatten(0, 2)
+        moves = draw_moves(count, self.spec, seeded(self.seed, "augment", epoch)).to(device) if self.augment else order
         for step in range(first_step, self.steps):
             mine = slice(step * self.batch_size + self.rank, (step + 1) * self.batch_size, self.num_ranks)
-            if self.augment:
-                where = rows_from[mine, :, None] + columns_from[mine, None, :]
-                images = pixels.index_select(0, where.flatten()).view(*where.shape, -1)
-            else:
-                images = self._padded.index_select(0, order[mine])
-            yield self._normalised(images), self.split.labels[order[mine]]
+            rows = order[mine]
+            images = self._crops(rows, moves[mine]) if self.augment else self._padded.index_select(0, rows)
+            yield self._normalised(images), self.split.labels[rows]
 
     def in_order(self) -> Iterator[tuple[Tensor, Tensor]]:
         for first in range(0, len(self.split.labels), self.batch_size):
@@ -58,8 +52,23 @@ class Batches:
 
     @cached_property
     def _padded(self) -> Tensor:
-        """All images, zeros around them, channels last."""
+        """All images, zeros around them, channels last (N, H, W, C)."""
         return F.pad(self.split.images, (self.spec.pad,) * 4).permute(0, 2, 3, 1).contiguous()
+
+    @cached_property
+    def _edged(self) -> Tensor:
+        """The padded images with `crop` pixels of their edges around them, as they are and flipped: (1 or 2, N, H, W, C)."""
+        crop, (height, width) = self.spec.crop, self._padded.shape[1:3]
+        r, c = (torch.arange(-crop, n + crop, device=self._padded.device).clamp(0, n - 1) for n in (height, width))
+        return torch.stack([self._padded[:, r][:, :, c] for c in ((c, c.flip(0)) if self.spec.flip else (c,))])
+
+    def _crops(self, rows: Tensor, moves: Tensor) -> Tensor:
+        """A crop of each image at the place drawn for it. A crop's row lies whole in memory, so it is fetched as one piece."""
+        (_, count, high, wide, channels), (height, width) = self._edged.shape, self._padded.shape[1:3]
+        pieces = self._edged.flatten().unfold(0, width * channels, channels)
+        first = ((moves[:, 2] * count + rows) * high + moves[:, 0]) * wide + moves[:, 1]
+        where = first[:, None] + wide * torch.arange(height, device=rows.device)
+        return pieces.index_select(0, where.flatten()).view(len(rows), height, width, channels)
 
     @cached_property
     def _scale(self) -> tuple[Tensor, Tensor]:
@@ -71,24 +80,12 @@ class Batches:
     def _normalised(self, images: Tensor) -> Tensor:
         """(images / 255 - mean) / std of (B, H, W, C) as float32 (B, C, H, W), channels last."""
         factor, shift = self._scale
-        rows = images.flatten(2).float().mul_(factor).add_(shift)
-        return rows.view(images.shape).permute(0, 3, 1, 2)
+        numbers = images.flatten(2).float().mul_(factor).add_(shift)
+        return numbers.view(images.shape).permute(0, 3, 1, 2)
 
 
-def draw_moves(batch: int, spec: Spec, generator: torch.Generator) -> Tensor:
-    """For each image: rows down, columns right, flipped or not."""
-    shift = torch.randint(-spec.crop, spec.crop + 1, (batch, 2), generator=generator)
-    flip = torch.randint(2, (batch, 1), generator=generator) if spec.flip else torch.zeros(batch, 1, dtype=torch.long)
-    return torch.cat([shift, flip], 1)
-
-
-def pixel_sources(order: Tensor, moves: Tensor, shape: Sequence[int]) -> tuple[Tensor, Tensor]:
-    """Where each pixel of the moved images comes from, as a row's part (N, H) and a column's part (N, W) of its index among
-    all pixels of `shape` (count, H, W, C). A shift past the border takes the edge's pixel again: a crop of the edge-padded
-    image."""
-    count, height, width = shape[:3]
-    kind = torch.int32 if count * height * width < 2**31 else torch.int64
-    rows = (torch.arange(height, device=order.device) + moves[:, :1]).clamp_(0, height - 1)
-    columns = (torch.arange(width, device=order.device) + moves[:, 1:2]).clamp_(0, width - 1)
-    columns = torch.where(moves[:, 2:] == 1, columns.flip(1), columns)
-    return ((order[:, None] * height + rows) * width).to(kind), columns.to(kind)
+def draw_moves(count: int, spec: Spec, generator: torch.Generator) -> Tensor:
+    """For each image: first row and first column of its crop, flipped or not."""
+    corner = torch.randint(2 * spec.crop + 1, (count, 2), generator=generator)
+    flip = torch.randint(2, (count, 1), generator=generator) if spec.flip else torch.zeros(count, 1, dtype=torch.long)
+    return torch.cat([corner, flip], 1)
