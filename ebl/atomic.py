@@ -21,15 +21,16 @@ def write_atomically(path: Path, content: bytes) -> None:
             file.flush()
             os.fsync(file.fileno())
         beside.replace(path)
+        if os.name != "nt":
+            folder = os.open(path.parent, os.O_RDONLY)
+            try:
+                os.fsync(folder)
+            finally:
+                os.close(folder)
     except OSError as error:
         with contextlib.suppress(OSError):
             beside.unlink()
         raise _disk_error(path, error) from error
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
 
 
 def append_line(path: Path, values: dict[str, Any]) -> None:
@@ -37,6 +38,8 @@ def append_line(path: Path, values: dict[str, Any]) -> None:
     try:
         with path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(values) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
     except OSError as error:
         raise _disk_error(path, error) from error
 
@@ -45,11 +48,25 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
     """The JSON lines of a file; a last line that a kill cut short is left out."""
     if not path.exists():
         return []
-    lines = path.read_text(encoding="utf-8").split("\n")
-    return [json.loads(line) for line in lines[:-1]]
+    try:
+        lines = [json.loads(line) for line in path.read_text(encoding="utf-8").split("\n")[:-1]]
+    except ValueError as error:
+        raise InputError(f"{path} is damaged ({error}): restore it, or train again in another folder") from error
+    return [line for line in lines if isinstance(line, dict)]
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON file that `write_atomically` wrote."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise InputError(f"{path} is damaged ({error}): restore it, or train again in another folder") from error
+    return found if isinstance(found, dict) else {}
 
 
 def _disk_error(path: Path, error: OSError) -> InputError:
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return InputError(f"the disk is full: {path.name} could not be written; free some space, then continue with --resume")
+        return InputError(
+            f"the disk is full: {path.name} could not be written; free some space, then go on (`ebl train --resume`)"
+        )
     return InputError(f"{path} could not be written ({error.strerror}): check the folder's permissions and space")

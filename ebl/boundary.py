@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from ebl.costs import Cost
+from ebl.shapes import per_example
 from ebl.types import Boundary
 
 
@@ -35,7 +36,7 @@ class Nudge:
     def output(self, h: Tensor) -> Tensor:
         beta = self.beta
         if isinstance(beta, Tensor):
-            beta = beta.view(-1, *[1] * (h.dim() - 1))
+            beta = per_example(beta, h)
         return self.cost.prox(h, self.target, beta)
 
 

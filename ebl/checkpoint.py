@@ -57,4 +57,5 @@ def fill(path: Path, targets: dict[str, Tensor], tensors: dict[str, Tensor]) -> 
 
 
 def _image_layout(t: Tensor) -> Tensor:
-    return t.contiguous(memory_format=torch.channels_last) if t.dim() == 4 else t
+    """A copy of its own: where a tensor starts in memory can change the last bits of what is computed from it."""
+    return t.clone(memory_format=torch.channels_last if t.dim() == 4 else torch.contiguous_format)

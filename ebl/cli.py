@@ -43,7 +43,7 @@ from ebl.version import __version__
 
 T = TypeVar("T")
 
-console = Console()
+console, errors = Console(), Console(stderr=True)
 
 
 @dataclass(frozen=True)
@@ -78,6 +78,7 @@ class EvaluateArguments:
     omega: str | None = None
     """Over-relaxation, if not the config's."""
     device: str = "cpu"
+    """cpu or cuda"""
     data_dir: Path | None = None
     """Where dataset files are; otherwise EBL_DATA, or the user's cache folder."""
     json: bool = False
@@ -108,7 +109,18 @@ class DemoArguments:
     out: Path = Path("runs/demo")
     """Where runs and pictures go."""
     epochs: int = 3
+    """Epochs of each rule."""
     processes: int = 2
+    """Rules trained at a time, with one thread each."""
+
+
+COMMANDS = {
+    "train": TrainArguments,
+    "evaluate": EvaluateArguments,
+    "presets": PresetsArguments,
+    "data": DataArguments,
+    "demo": DemoArguments,
+}
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -122,12 +134,14 @@ def main(argv: Sequence[str] | None = None) -> None:
         "demo": demo_command,
     }
     logging.basicConfig(
-        level=logging.WARNING, format="%(message)s", handlers=[RichHandler(console=console, show_path=False, show_time=False)]
+        level=logging.WARNING, format="%(message)s", handlers=[RichHandler(console=errors, show_path=False, show_time=False)]
     )
     logging.getLogger("ebl").setLevel(logging.INFO)
     try:
         if not argv or argv[0] in ("-h", "--help"):
-            print(f"{__doc__}\n\nusage: ebl COMMAND [--help]\n\ncommands: {', '.join(commands)}")
+            print("usage: ebl COMMAND [--help]\n")
+            for name, kind in COMMANDS.items():
+                print(f"  {name:9s} {(kind.__doc__ or '').splitlines()[0]}")
         elif argv[0] == "--version":
             print(__version__)
         else:
@@ -135,8 +149,13 @@ def main(argv: Sequence[str] | None = None) -> None:
     except InputError as error:
         print(f"ebl: {error}", file=sys.stderr)
         sys.exit(2)
+    except OSError as error:
+        where = f"{error.filename}: " if error.filename else ""
+        print(f"ebl: {where}{error.strerror or error}; check that it exists and may be read and written", file=sys.stderr)
+        sys.exit(2)
     except KeyboardInterrupt:
-        print("ebl: interrupted; the same command with --resume goes on from the last checkpoint", file=sys.stderr)
+        again = "the same command with --resume goes on" if argv[0] == "train" else "the same command goes on"
+        print(f"ebl: interrupted; {again} where it was", file=sys.stderr)
         sys.exit(130)
 
 
@@ -149,7 +168,10 @@ def train_command(argv: list[str]) -> None:
     config = args.config
     if args.omega is not None:
         omega = _omega(args.omega)
-        config = replace(config, free=replace(config.free, omega=omega), nudged=replace(config.nudged, omega=omega))
+        if _typed(argv, "--free.omega") is None:
+            config = replace(config, free=replace(config.free, omega=omega))
+        if _typed(argv, "--nudged.omega") is None:
+            config = replace(config, nudged=replace(config.nudged, omega=omega))
     out = args.out or Path("runs") / f"{config.dataset}-{config.rule}-{config.seed}"
     with _Shown(config) as shown:
         watchers: list[Watcher] = [shown]
@@ -174,6 +196,7 @@ def train_command(argv: list[str]) -> None:
         f"{100 * final['train_error']:.2f} % after epoch {final['epoch']} (best test error {100 * best['test_error']:.2f} % in "
         f"epoch {best['epoch']}), {result['seconds']:.0f} s; {out}/result.json",
         highlight=False,
+        soft_wrap=True,
     )
 
 
@@ -269,7 +292,7 @@ class _Shown:
         self.config = config
         self.bar = Progress(
             TextColumn("{task.description}"),
-            BarColumn(),
+            BarColumn(bar_width=12),
             TextColumn("{task.fields[news]}"),
             TimeElapsedColumn(),
             TextColumn("left"),
@@ -293,6 +316,7 @@ class _Shown:
                 f"{100 * event['test_error']:6.2f} %  cost {event['train_cost']:.4f}  residual {event['free_residual']:.1e}  "
                 f"{event['seconds']:.1f} s",
                 highlight=False,
+                soft_wrap=True,
             )
             return
         done = event["epoch"] - 1 + event["step"] / event["steps"]
@@ -345,13 +369,14 @@ def _parse(kind: type[T], prog: str, argv: list[str], default: T | None = None) 
 
 
 def _typed(argv: list[str], flag: str) -> str | None:
-    """The value of a flag as it was typed, if it was."""
+    """The value of a flag as it was typed last, if it was."""
+    found = None
     for i, word in enumerate(argv):
         if word == flag and i + 1 < len(argv):
-            return argv[i + 1]
+            found = argv[i + 1]
         if word.startswith(f"{flag}="):
-            return word.partition("=")[2]
-    return None
+            found = word.partition("=")[2]
+    return found
 
 
 def _takes(rule: str, beta: float | None) -> bool:

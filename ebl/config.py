@@ -6,9 +6,11 @@ import dataclasses
 import json
 import typing
 from dataclasses import dataclass, field
-from math import prod
+from math import inf, isfinite, prod
+from pathlib import Path
 from typing import Any
 
+from ebl.costs import SquaredError
 from ebl.data import Spec, spec
 from ebl.errors import InputError, choose
 from ebl.models.hopfield import POOLS, ConvHopfield, DenseHopfield, Hopfield, conv_links, per_layer
@@ -25,15 +27,20 @@ class Model:
 
     kind: str = "conv"  # conv or dense
     hidden: tuple[int, ...] = (128, 256, 512, 512)  # channels (conv) or units (dense) of each hidden layer
-    kernel_size: int = 3
-    padding: int = 1
+    kernel_size: int = 3  # of the convolutions
+    padding: int = 1  # of the convolutions
     pool: str = "max"  # max or average
     gains: tuple[float, ...] = (0.5,)  # scale of the initial weights: one number, or one a layer
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "hidden", tuple(self.hidden))
+        object.__setattr__(self, "gains", tuple(self.gains))
         choose("model.kind", self.kind, KINDS)
         choose("model.pool", self.pool, POOLS)
-        per_layer("model.gains", self.gains, len(self.hidden) + 1)
+        if min(self.hidden, default=1) < 1:
+            raise InputError(f"model.hidden = {self.hidden}: give one positive number a layer")
+        if not all(map(isfinite, per_layer("model.gains", self.gains, len(self.hidden) + 1))):
+            raise InputError(f"model.gains = {self.gains}: use finite numbers such as 0.5")
 
 
 @dataclass(frozen=True)
@@ -41,13 +48,17 @@ class Optimiser:
     """SGD with momentum and a cosine schedule."""
 
     rates: tuple[float, ...] = (0.0625, 0.0375, 0.025, 0.02, 0.0125)  # learning rates: one, or one a layer
-    momentum: float = 0.9
+    momentum: float = 0.9  # plain, not Nesterov's
     weight_decay: float = 3e-4  # of weights and biases
     rate_min: float = 2e-6  # what the rates fall to, stepped once an epoch
 
     def __post_init__(self) -> None:
-        if not self.rates or min(self.rates) <= 0:
+        object.__setattr__(self, "rates", tuple(self.rates))
+        if not self.rates or not all(0 < rate < inf for rate in self.rates):
             raise InputError(f"optimiser.rates = {self.rates}: learning rates must be positive, such as 0.03")
+        for name in ("weight_decay", "rate_min"):
+            if not 0 <= getattr(self, name) < inf:
+                raise InputError(f"optimiser.{name} = {getattr(self, name)}: use 0 or a small positive number")
         if not 0 <= self.momentum < 1:
             raise InputError(f"optimiser.momentum = {self.momentum}: use a value from 0 to below 1, such as 0.9")
 
@@ -59,8 +70,8 @@ class Config:
     dataset: str = "fashion-mini"  # the embedded one needs no files
     rule: str = "c-ep"  # cl p-ep n-ep c-ep p-cpl n-cpl c-cpl r-ep tbp rbp
     beta: float | None = None  # strength of the perturbation; None: the rule's own (0.25; 1 for cl)
-    epochs: int = 100
-    batch_size: int = 128
+    epochs: int = 100  # the cosine schedule of the learning rates spans them
+    batch_size: int = 128  # of the training
     seed: int = 0  # of the weights, the order of the data and its augmentation
     device: str = "cpu"  # cpu or cuda
     model: Model = field(default_factory=Model)
@@ -73,13 +84,15 @@ class Config:
     crop: int | None = None  # pixels a random crop may shift; None: as the dataset's entry says
     flip: bool | None = None  # random flips; None: as the dataset's entry says
     val: int = 0  # images held out of the training set for validation (stratified, seeded)
-    test_batch_size: int = 500
+    test_batch_size: int = 500  # of the evaluation
     residual_warning: float = 1e-3  # a free phase with a larger mean residual is reported as unsettled
     stop_on_collapse: bool = False  # end a run whose error stays at the majority class's
 
     def __post_init__(self) -> None:
         entry = self.entry
-        RULES[choose("rule", self.rule, RULES)].check_beta(self.rule, self.beta)
+        RULES[choose("rule", self.rule, RULES)].check_beta(self.rule, self.beta, SquaredError())
+        if not 0 <= self.seed < 2**63:
+            raise InputError(f"seed = {self.seed}: use a whole number from 0 to 2^63 - 1")
         choose("start", self.start, STARTS)
         for name in ("epochs", "batch_size", "test_batch_size"):
             if getattr(self, name) < 1:
@@ -124,6 +137,13 @@ def build_network(config: Config) -> Hopfield:
 
 def to_json(config: Config) -> str:
     return json.dumps(dataclasses.asdict(config), indent=2) + "\n"
+
+
+def read_config(path: Path) -> Config:
+    try:
+        return from_json(path.read_text(encoding="utf-8"), str(path))
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"{path} cannot be read ({error}): restore it, or use another folder") from error
 
 
 def from_json(text: str, name: str = "config.json") -> Config:

@@ -1,4 +1,4 @@
-"""Costs of the output layer. A new cost is a class with these three methods.
+"""Costs of the output layer. A new cost is a class with these three methods and a limit.
 
 The target y has the output's shape; labels are turned into one-hot codes before they get here.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Protocol
 
+import torch
 from torch import Tensor
 
 
@@ -42,7 +43,7 @@ class CrossEntropy:
     """C(o, y) = -sum_i y_i log softmax(o)_i, with targets that sum to one."""
 
     lowest_beta: ClassVar[float] = -2.0
-    newton_steps: int = 12
+    newton_steps: int = 30
 
     def value(self, output: Tensor, target: Tensor) -> Tensor:
         return -(target * output.log_softmax(1)).sum(1)
@@ -51,15 +52,23 @@ class CrossEntropy:
         return output.softmax(1) - target
 
     def prox(self, h: Tensor, target: Tensor, beta: Tensor | float) -> Tensor:
-        """Newton's method on o - h + beta (p - y) = 0, with p = softmax(o).
+        """Newton's method on 1/2|o - h|^2 + beta C(o, y), convex for beta > -2; a step is halved until the slope has fallen."""
+        beta = torch.as_tensor(beta, dtype=h.dtype, device=h.device).expand(len(h), 1)
+        eye = torch.eye(h.shape[1], dtype=h.dtype, device=h.device)
 
-        The Jacobian D - beta p p^T, D = diag(1 + beta p), is inverted by Sherman and Morrison's formula.
-        """
-        o = h - beta * self.gradient(h, target)
+        def slope(o: Tensor) -> Tensor:
+            return o - h + beta * self.gradient(o, target)
+
+        o = h
         for _ in range(self.newton_steps):
-            p = o.softmax(1)
-            r = o - h + beta * (p - target)
-            d = 1 + beta * p
-            q = p / d
-            o = o - (r / d + q * beta * (q * r).sum(1, keepdim=True) / (1 - beta * (p * q).sum(1, keepdim=True)))
+            p, r = o.softmax(1), slope(o)
+            if bool((r.abs() <= 4 * torch.finfo(h.dtype).eps * (1 + h.abs())).all()):
+                break
+            hessian = eye + beta[:, :, None] * (torch.diag_embed(p) - p[:, :, None] * p[:, None, :])
+            step = torch.linalg.solve(hessian, r)
+            size = torch.ones_like(beta)
+            for _ in range(8):
+                worse = slope(o - size * step).norm(dim=1, keepdim=True) > r.norm(dim=1, keepdim=True) * (1 - size / 4)
+                size = torch.where(worse, size / 2, size)
+            o = o - size * step
         return o

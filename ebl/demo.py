@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import multiprocessing
 import os
+import signal
+from collections.abc import Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -18,8 +21,9 @@ from rich.table import Table
 
 from ebl.atomic import read_lines, write_atomically
 from ebl.config import Config, build_network
-from ebl.data import load
+from ebl.data import Dataset, load
 from ebl.data.batches import Batches
+from ebl.errors import InputError
 from ebl.pictures import draw_error_curves, draw_relaxation
 from ebl.presets import preset
 from ebl.relax import Schedule, relax
@@ -29,11 +33,16 @@ from ebl.train import load_run, train
 NINE = ("tbp", "rbp", "cl", "p-ep", "n-ep", "c-ep", "p-cpl", "n-cpl", "c-cpl")
 
 
-def demo(out: Path, epochs: int, processes: int, console: Console) -> None:
+def demo(out: Path, epochs: int, processes: int, console: Console, dataset: Dataset | None = None) -> None:
+    """Train, compare, draw. `dataset`: another one of the embedded data's kind."""
+    if processes < 1:
+        raise InputError(f"processes = {processes}: use a positive number, such as 2")
+    if out.exists() and not out.is_dir():
+        raise InputError(f"{out} is a file: give --out a folder")
     configs = {rule: replace(preset("quick"), rule=rule, epochs=epochs) for rule in NINE}
     out.mkdir(parents=True, exist_ok=True)
     cosines = first_gradient_cosines(configs["rbp"])
-    results = train_all(configs, out, processes, console)
+    results = train_all(configs, out, processes, console, dataset)
     curves = {rule: [line["test_error"] for line in read_lines(out / rule / "metrics.jsonl")] for rule in NINE}
     table, markdown = Table("rule", "test error %", "train error %", "cosine to RBP", "seconds"), []
     for rule in NINE:
@@ -50,7 +59,9 @@ def demo(out: Path, epochs: int, processes: int, console: Console) -> None:
     console.print(f"saved: {', '.join(map(str, [out / 'comparison.md', *pictures]))}", highlight=False, soft_wrap=True)
 
 
-def train_all(configs: dict[str, Config], out: Path, processes: int, console: Console) -> dict[str, dict[str, Any]]:
+def train_all(
+    configs: dict[str, Config], out: Path, processes: int, console: Console, dataset: Dataset | None
+) -> dict[str, dict[str, Any]]:
     """Each rule in a process of its own, one thread each; what was done before is kept."""
     context = multiprocessing.get_context("spawn")
     news = context.Queue()
@@ -65,10 +76,10 @@ def train_all(configs: dict[str, Config], out: Path, processes: int, console: Co
         console=console,
     )
     total = sum(config.epochs for config in configs.values())
-    with bar, ProcessPoolExecutor(processes, context, _start_worker, (news, os.getpid())) as pool:
+    with bar, _ended_at_once(ProcessPoolExecutor(processes, context, _start_worker, (news, os.getpid()))) as pool:
         task = bar.add_task("training", total=total)
         waiting: dict[str, Future[dict[str, Any]]] = {
-            rule: pool.submit(_work, config, out / rule) for rule, config in configs.items()
+            rule: pool.submit(_work, config, out / rule, dataset) for rule, config in configs.items()
         }
         while not all(future.done() for future in waiting.values()):
             try:
@@ -77,10 +88,9 @@ def train_all(configs: dict[str, Config], out: Path, processes: int, console: Co
                     bar.console.print(f"{rule:6s} [yellow]warning[/]: {event}", highlight=False)
                     continue
             except Empty:
-                failed = [f for f in waiting.values() if f.done() and f.exception() is not None]
-                if failed:
-                    pool.shutdown(wait=False, cancel_futures=True)
-                    failed[0].result()
+                for future in waiting.values():
+                    if future.done():
+                        future.result()
                 continue
             bar.advance(task)
             errors = f"train error {100 * event['train_error']:5.1f} %  test error {100 * event['test_error']:5.1f} %"
@@ -102,22 +112,37 @@ def first_gradient_cosines(config: Config) -> dict[str, float]:
 
 
 def relaxations(run: Path) -> dict[str, tuple[list[float], list[float]]]:
-    """Mean energy and residual by iteration, for several schedules on one trained network."""
+    """Mean energy (above its limit) and residual by iteration, for several schedules on one trained network."""
     config, net = load_run(run)
     data = load(config.dataset)
     x, _ = next(Batches(data.test, config.entry, 100).in_order())
     schedules = {
-        "synchronous": Schedule(30, order="synchronous"),
-        "asynchronous": Schedule(30),
-        "asynchronous, ω = 1.4": Schedule(30, 1.4),
-        "asynchronous, Chebyshev 0.8": Schedule(30, "chebyshev:0.8"),
+        "synchronous": Schedule(150, order="synchronous"),
+        "asynchronous": Schedule(150),
+        "asynchronous, ω = 1.4": Schedule(150, 1.4),
+        "asynchronous, Chebyshev 0.8": Schedule(150, "chebyshev:0.8"),
     }
     found = {}
     for name, schedule in schedules.items():
         seen = relax(net, x, schedule, trajectory=True).trajectory
         assert seen is not None
-        found[name] = (seen.energy.mean(1).tolist(), seen.residual.mean(1).tolist())
+        energy = seen.energy.double().mean(1)
+        found[name] = ((energy - energy[-1])[:30].tolist(), seen.residual.mean(1)[:30].tolist())
     return found
+
+
+@contextlib.contextmanager
+def _ended_at_once(pool: ProcessPoolExecutor) -> Iterator[ProcessPoolExecutor]:
+    """A pool whose workers are ended when anything goes wrong here, Ctrl-C included: their runs can be resumed."""
+    try:
+        yield pool
+    except BaseException:
+        workers = list((pool._processes or {}).values())
+        pool.shutdown(wait=False, cancel_futures=True)
+        for worker in workers:
+            worker.terminate()
+        raise
+    pool.shutdown()
 
 
 _news: Any = None
@@ -127,6 +152,7 @@ _parent = 0
 def _start_worker(news: Any, parent: int) -> None:
     global _news, _parent
     _news, _parent = news, parent
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends us
     torch.set_num_threads(1)
 
 
@@ -141,7 +167,7 @@ class _ToParent(logging.Handler):
         _news.put((self.rule, record.getMessage()))
 
 
-def _work(config: Config, out: Path) -> dict[str, Any]:
+def _work(config: Config, out: Path, dataset: Dataset | None) -> dict[str, Any]:
     def watch(event: dict[str, Any]) -> None:
         if os.getppid() != _parent:  # whoever started us was killed: stop, so that a second demo has the folder to itself
             os._exit(1)
@@ -151,4 +177,4 @@ def _work(config: Config, out: Path) -> dict[str, Any]:
     log = logging.getLogger("ebl")
     log.handlers = [_ToParent(config.rule)]
     log.propagate = False
-    return train(config, out, resume=True, watch=watch)
+    return train(config, out, resume=True, watch=watch, dataset=dataset)

@@ -26,7 +26,7 @@ def draw_relaxation(runs: dict[str, tuple[list[float], list[float]]], path: Path
     figure, axes = _figure(2)
     for name, (energy, residual) in runs.items():
         iterations = range(1, len(energy) + 1)
-        axes[0].plot(iterations, [max(e - energy[-1], 1e-6) for e in energy], label=name)
+        axes[0].plot(iterations, [max(e, 1e-5) for e in energy], label=name)
         axes[1].plot(iterations, [max(r, 1e-8) for r in residual], label=name)
     axes[0].set(xlabel="iteration", ylabel="energy above its limit", yscale="log")
     axes[1].set(xlabel="iteration", ylabel="residual", yscale="log")

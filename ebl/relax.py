@@ -6,6 +6,7 @@ each block past its minimiser, s <- clamp(s + omega (update - s)).
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import combinations, repeat
@@ -37,10 +38,12 @@ class Schedule:
     tolerance: float | None = None  # stop once the residual of every example is at most this
 
     def __post_init__(self) -> None:
-        if self.iterations < 1:
+        if isinstance(self.omega, str) and not self.omega.startswith("chebyshev"):
+            object.__setattr__(self, "omega", _number(self.omega, self.omega))
+        if not isinstance(self.iterations, int) or self.iterations < 1:
             raise InputError(f"iterations = {self.iterations}: use at least 1, such as 60 for a free and 20 for a nudged phase")
         choose("order", self.order, ORDERS)
-        if self.tolerance is not None and not self.tolerance >= 0:
+        if self.tolerance is not None and not (isinstance(self.tolerance, int | float) and self.tolerance >= 0):
             raise InputError(
                 f"tolerance = {self.tolerance}: use a number such as 1e-6, or none for a fixed number of iterations"
             )
@@ -49,12 +52,12 @@ class Schedule:
     def factors(self) -> Iterator[float]:
         """omega for one group of blocks after another, without end."""
         if isinstance(self.omega, str) and self.omega.startswith("chebyshev:"):
-            rho2 = _number(self.omega.removeprefix("chebyshev:"))
-            if not 0 < rho2 < 1:
+            rho2 = _number(self.omega.removeprefix("chebyshev:"), 0.0)
+            if not isinstance(rho2, float) or not 0 < rho2 < 1:
                 raise InputError(f"omega = {self.omega!r}: chebyshev takes a number between 0 and 1, such as chebyshev:0.95")
             return _chebyshev(rho2)
-        omega = _number(self.omega)
-        if not 0 < omega < 2:
+        omega = _number(self.omega, float("nan"))
+        if not isinstance(omega, float) or not 0 < omega < 2:
             raise InputError(
                 f"omega = {self.omega}: relaxation needs 0 < omega < 2; use 1 (plain), 1.5 (over-relaxed) or chebyshev:0.95"
             )
@@ -79,7 +82,7 @@ def relax(
     factors = schedule.factors()
     memo = {} if memo is None else memo
     seen: list[tuple[Tensor, Tensor, Tensor]] = []
-    residual = x.new_zeros(len(x))
+    residual = state[-1].new_zeros(len(x))
     iteration = 0
     with torch.no_grad():
         for iteration in range(1, schedule.iterations + 1):
@@ -115,8 +118,7 @@ def sweep(
         for k in group:
             s = state[k]
             if closed_form is None:
-                moved[k] = autograd_update(net, k, x, state, boundary, memo, omega)
-                target = s + (moved[k] - s) / omega
+                moved[k], target = autograd_update(net, k, x, state, boundary, memo, omega)
             else:
                 target = closed_form(k, x, state, boundary, memo)
                 moved[k] = target if omega == 1 else torch.lerp(s, target, omega)
@@ -156,7 +158,12 @@ def colours(num_blocks: int, interactions: Sequence[tuple[int, int]] | None) -> 
 
 
 def as_schedule(schedule: Schedule | int) -> Schedule:
-    return Schedule(schedule) if isinstance(schedule, int) else schedule
+    if isinstance(schedule, Schedule):
+        return schedule
+    try:
+        return Schedule(operator.index(schedule))
+    except TypeError as error:
+        raise InputError(f"schedule = {schedule!r}: give a number of iterations such as 60, or an ebl.Schedule") from error
 
 
 def check_start(net: Energy, x: Tensor, start: State | None, boundary: Boundary) -> State:
@@ -166,13 +173,25 @@ def check_start(net: Energy, x: Tensor, start: State | None, boundary: Boundary)
     if not bool(torch.isfinite(x).all()):
         bad = int((~torch.isfinite(x)).sum())
         raise InputError(f"x holds {bad} values that are NaN or infinite: clean the input before relaxing")
+    if not len(x):
+        raise InputError("x is an empty batch: give at least one example")
     state = net.init_state(x)
     if start is not None:
         want, got = [tuple(s.shape) for s in state], [tuple(s.shape) for s in start]
         if want != got:
             raise InputError(f"start has shapes {got}: this network and batch need {want}; pass start=None for zeros")
+        for k, (s, zeros, limits) in enumerate(zip(start, state, bounds_of(net, len(state)), strict=True)):
+            if s.dtype != zeros.dtype or s.device != zeros.device:
+                raise InputError(f"start[{k}] is {s.dtype} on {s.device}, not {zeros.dtype} on {zeros.device}: convert it")
+            low, high = limits or (-torch.finfo(s.dtype).max, torch.finfo(s.dtype).max)
+            if not bool(((s >= low) & (s <= high)).all()):
+                raise InputError(f"start[{k}] holds values outside [{low:g}, {high:g}] or NaN: clamp it, or pass start=None")
         state = tuple(start)
     if isinstance(boundary, Clamp):
+        if boundary.value.shape != state[-1].shape:
+            raise InputError(
+                f"the clamp has shape {tuple(boundary.value.shape)}, the output {tuple(state[-1].shape)}: make them alike"
+            )
         state = (*state[:-1], boundary.output(state[-1]))
     return state
 
@@ -185,8 +204,8 @@ def _chebyshev(rho2: float) -> Iterator[float]:
         omega = 1 / (1 - rho2 * omega / 4)
 
 
-def _number(text: float | str) -> float:
+def _number(text: float | str, otherwise: float | str) -> float | str:
     try:
         return float(text)
-    except ValueError:
-        return float("nan")
+    except (ValueError, TypeError):
+        return otherwise

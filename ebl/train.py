@@ -6,12 +6,13 @@ times.jsonl (wall-clock), checkpoint.safetensors (the newest) and, at the end, r
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import json
 import logging
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,9 +20,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ebl.atomic import append_line, read_lines, write_atomically
+from ebl.atomic import append_line, read_json, read_lines, write_atomically
 from ebl.checkpoint import fill, load_checkpoint, save_checkpoint
-from ebl.config import Config, build_network, differences, from_json, to_json
+from ebl.config import Config, build_network, differences, read_config, to_json
 from ebl.costs import SquaredError
 from ebl.data import Dataset, checked_split, load
 from ebl.data.batches import Batches
@@ -32,6 +33,11 @@ from ebl.provenance import provenance
 from ebl.relax import Schedule, relax
 from ebl.rules import Estimate, as_target, error_rates, estimate_gradients
 from ebl.types import State
+
+try:
+    import fcntl
+except ImportError:  # Windows: runs are not locked there
+    fcntl = None  # type: ignore[assignment]
 
 log = logging.getLogger("ebl")
 
@@ -54,26 +60,34 @@ def train(
 ) -> dict[str, Any]:
     """Train as the config says into the folder `out` and return what result.json holds.
 
-    With `resume`, a run that was killed goes on from its last checkpoint, and one that is done returns its result."""
+    With `resume`, a run that was killed goes on from its last checkpoint, and one that is done returns its result. The result's
+    seconds leave out what a kill lost."""
     out = Path(out)
     device = check_device(config.device)
     data = load(config.dataset, data_dir) if dataset is None else dataset
     for split in (data.train, data.test):
         checked_split(data.name, config.entry, split)
-    _claim(out, config, resume)
-    result = out / "result.json"
-    if result.exists():
-        return json.loads(result.read_text(encoding="utf-8"))
     run = _Run(config, data, device)
+    with _claim(out, config, resume):
+        return _train(run, out, watch, checkpoint_seconds)
+
+
+def _train(run: _Run, out: Path, watch: Watcher | None, checkpoint_seconds: float) -> dict[str, Any]:
+    config, data, result = run.config, run.data, out / "result.json"
+    if result.exists():
+        done = read_json(result)
+        if "final" not in done:
+            raise InputError(f"{result} is damaged: remove it and go on with --resume")
+        return done
     lines = run.restore(out)
     collapsed = _collapsed(lines, data)
     while run.epoch < config.epochs and not (collapsed and config.stop_on_collapse):
-        begin = time.perf_counter()
+        run.lap()
         run.train_epoch(out, watch, checkpoint_seconds)
         line = run.finish_epoch()
         append_line(out / "metrics.jsonl", line)
         run.save(out)
-        seconds = round(time.perf_counter() - begin, 3)
+        seconds = run.lap()
         append_line(out / "times.jsonl", {"epoch": line["epoch"], "seconds": seconds, "finished": _now()})
         lines.append(line)
         collapsed = _warn(config, lines, data, collapsed)
@@ -85,7 +99,7 @@ def train(
         "collapsed": collapsed,
         "seconds": round(sum(line["seconds"] for line in read_lines(out / "times.jsonl")), 1),
         "config": json.loads(to_json(config)),
-        **provenance(device),
+        **provenance(run.net.biases[0].device),
     }
     write_atomically(result, (json.dumps(final, indent=2) + "\n").encode())
     return final
@@ -101,8 +115,8 @@ def evaluate(net: Hopfield, batches: Batches, schedule: Schedule) -> dict[str, A
         top1, top5 = error_rates(output, y)
         cost = SquaredError().value(output, as_target(y, output)).mean()
         sums.add(len(x), float(top1), float(top5), float(cost), float(settled.residual.mean()), settled.iterations)
-        saturated.append(len(x) * torch.stack([(s >= 1).double().mean() for s in settled.state[:-1]]))
-    shares = torch.stack(saturated).sum(0) / sums.examples if saturated[0].numel() else torch.zeros(0)
+        saturated.append(len(x) * torch.tensor([float((s >= 1).double().mean()) for s in settled.state[:-1]]).double())
+    shares = torch.stack(saturated).sum(0) / sums.examples
     return {**sums.means(), "saturation": [round(float(v), 6) for v in shares]}
 
 
@@ -111,7 +125,7 @@ def load_run(folder: str | Path, device: str = "cpu") -> tuple[Config, Hopfield]
     folder = Path(folder)
     if not (folder / "config.json").exists():
         raise InputError(f"{folder} is not a run folder: it has no config.json; give the --out of an `ebl train`")
-    config = from_json((folder / "config.json").read_text(encoding="utf-8"), str(folder / "config.json"))
+    config = read_config(folder / "config.json")
     net = build_network(config).to(check_device(device))
     path = folder / "checkpoint.safetensors"
     fill(path, dict(net.state_dict()), load_checkpoint(path)[0])
@@ -121,8 +135,8 @@ def load_run(folder: str | Path, device: str = "cpu") -> tuple[Config, Hopfield]
 def check_device(name: str) -> torch.device:
     try:
         device = torch.device(name)
-        torch.zeros(1, device=device)
-    except (RuntimeError, AssertionError) as error:
+        torch.zeros(1, device=device).item()
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
         raise InputError(f"device = {name!r} cannot be used here: use cpu, or cuda where a GPU is set up") from error
     return device
 
@@ -148,7 +162,7 @@ class _Run:
     """All that changes while a run goes on: parameters, momentum, carried state, position, sums."""
 
     def __init__(self, config: Config, data: Dataset, device: torch.device):
-        self.config = config
+        self.config, self.data = config, data
         self.net = build_network(config).to(device)
         self.rates = per_layer("optimiser.rates", config.optimiser.rates, len(self.net.links))
         self.optimiser = torch.optim.SGD(
@@ -165,6 +179,7 @@ class _Run:
         self.training = Batches(train.to(device), config.entry, config.batch_size, config.seed, config.augment)
         self.tests["test"] = Batches(data.test.to(device), config.entry, config.test_batch_size)
         self.epoch, self.step = 0, 0
+        self.clock = time.perf_counter()
         self.carried: State | None = None
         self.sums = _Sums()
 
@@ -184,7 +199,14 @@ class _Run:
                 raise self.diverged("cost", float(estimate.cost))
             if time.monotonic() - saved > checkpoint_seconds and self.step < self.training.steps:
                 self.save(out)
+                line = {"epoch": self.epoch + 1, "step": self.step, "seconds": self.lap()}
+                append_line(out / "times.jsonl", line)
                 saved = time.monotonic()
+
+    def lap(self) -> float:
+        """Seconds since the last call."""
+        before, self.clock = self.clock, time.perf_counter()
+        return round(self.clock - before, 3)
 
     def train_step(self, x: Tensor, y: Tensor) -> Estimate:
         c = self.config
@@ -230,8 +252,8 @@ class _Run:
 
     def diverged(self, what: str, value: float) -> InputError:
         return InputError(
-            f"{what} = {value} at epoch {self.epoch + 1}, step {self.step} of {self.training.steps}: training diverged, the "
-            "last checkpoint is kept; try smaller --optimiser.rates or --beta, or more --free.iterations"
+            f"{what} = {value} at epoch {self.epoch + 1}, step {self.step} of {self.training.steps}: training "
+            "diverged; try smaller --optimiser.rates or --beta, or more --free.iterations"
         )
 
     def epoch_rates(self) -> list[float]:
@@ -241,17 +263,23 @@ class _Run:
 
     def save(self, out: Path) -> None:
         tensors = dict(self.net.state_dict())
-        tensors |= {f"momentum.{n}": self.optimiser.state[p]["momentum_buffer"] for n, p in self.net.named_parameters()}
+        if self.config.optimiser.momentum:
+            tensors |= {f"momentum.{n}": self.optimiser.state[p]["momentum_buffer"] for n, p in self.net.named_parameters()}
         tensors |= {f"carried.{k}": s for k, s in enumerate(self.carried or ())}
         header = {"epoch": self.epoch, "step": self.step, "examples": self.sums.examples, "totals": self.sums.totals}
         save_checkpoint(out / "checkpoint.safetensors", tensors, header)
+
+    def is_past(self, line: dict[str, Any]) -> bool:
+        """Whether a line tells of something before the position of this run; times are told within epochs too."""
+        within = line.get("epoch") == self.epoch + 1 and line.get("step", self.step + 1) <= self.step
+        return line.get("epoch", 0) <= self.epoch or within
 
     def restore(self, out: Path) -> list[dict[str, Any]]:
         """Go back to the newest checkpoint, if there is one; the metrics up to there."""
         path = out / "checkpoint.safetensors"
         if path.exists():
             tensors, header = load_checkpoint(path)
-            named = dict(self.net.named_parameters())
+            named = dict(self.net.named_parameters()) if self.config.optimiser.momentum else {}
             buffers = {f"momentum.{n}": torch.zeros_like(p) for n, p in named.items()}
             fill(path, dict(self.net.state_dict()) | buffers, tensors)
             for name, p in named.items():
@@ -264,39 +292,54 @@ class _Run:
             self.carried = tuple(carried) or None
             self.epoch, self.step = header["epoch"], header["step"]
             self.sums = _Sums(header["examples"], header["totals"])
-        kept = []
+        kept: list[dict[str, Any]] = []
         for name in ("times.jsonl", "metrics.jsonl"):
-            kept = [line for line in read_lines(out / name) if line["epoch"] <= self.epoch]
+            found = read_lines(out / name)
+            if not path.exists() and len(found) > 1 and name == "metrics.jsonl":
+                raise InputError(f"{path} is gone, {out / name} is not: restore it, or train again in another folder")
+            kept = [line for line in found if self.is_past(line)]
+            if name == "metrics.jsonl" and [line.get("epoch") for line in kept] != list(range(1, self.epoch + 1)):
+                raise InputError(
+                    f"{out / name} has lost epochs before {self.epoch}: restore it, or train again in another folder"
+                )
             write_atomically(out / name, "".join(json.dumps(line) + "\n" for line in kept).encode())
         return kept
 
 
-def _claim(out: Path, config: Config, resume: bool) -> None:
-    """Make the run folder, or take over one that holds the same run."""
+@contextlib.contextmanager
+def _claim(out: Path, config: Config, resume: bool) -> Iterator[None]:
+    """Make the run folder, or take over one that holds the same run; nobody else may write there meanwhile."""
     if out.exists() and not out.is_dir():
         raise InputError(f"{out} is a file: give --out a folder")
     path = out / "config.json"
     if path.exists():
-        changed = differences(from_json(path.read_text(encoding="utf-8"), str(path)), config)
+        changed = differences(read_config(path), config)
         if changed:
             raise InputError(f"{out} holds a run with another config ({'; '.join(changed)}): choose another --out")
         if not resume:
             raise InputError(f"{out} holds this run already: continue it with --resume, or choose another --out")
-        return
-    if out.exists() and any(not p.name.endswith(".part") for p in out.iterdir()):
+    elif out.exists() and any(not p.name.endswith(".part") for p in out.iterdir()):
         raise InputError(f"{out} holds other files and no config.json: choose another --out")
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise InputError(f"{out} cannot be made ({error.strerror}): choose another --out") from error
-    write_atomically(path, to_json(config).encode())
+    else:
+        try:
+            out.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise InputError(f"{out} cannot be made ({error.strerror}): choose another --out") from error
+        write_atomically(path, to_json(config).encode())
+    with path.open(encoding="utf-8") as held:
+        if fcntl is not None:
+            try:
+                fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError as error:
+                raise InputError(f"{out} is in use by another process: wait for it, or choose another --out") from error
+        yield
 
 
 def _collapsed(lines: list[dict[str, Any]], data: Dataset) -> bool:
-    """Errors no better than naming the most frequent class, for several epochs on end."""
+    """Errors no better than naming the most frequent class, in the last epochs on end."""
     train, test = (split.majority_error() - COLLAPSE_MARGIN for split in (data.train, data.test))
-    stuck = [line["train_error"] >= train and line["test_error"] >= test for line in lines]
-    return any(all(stuck[i : i + COLLAPSE_EPOCHS]) for i in range(len(stuck) - COLLAPSE_EPOCHS + 1))
+    last = lines[-COLLAPSE_EPOCHS:]
+    return len(last) == COLLAPSE_EPOCHS and all(line["train_error"] >= train and line["test_error"] >= test for line in last)
 
 
 def _warn(config: Config, lines: list[dict[str, Any]], data: Dataset, collapsed_before: bool) -> bool:

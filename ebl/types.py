@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeAlias, runtime_checkable
+from typing import Any, Protocol, TypeAlias
 
 from torch import Tensor, nn
 
@@ -17,12 +17,12 @@ Memo: TypeAlias = dict[Any, Any]
 When both phases of a rule run as one batch, memo["twice"] is (x, memo of the free phase): the batch holds that x twice."""
 
 
-@runtime_checkable
 class Energy(Protocol):
     """What a model must give: a start and an energy. Every rule works with just these two.
 
     A model may add, as attributes or methods:
-      update(k, x, state, boundary, memo)   block k's minimiser, the others held (else autograd makes one)
+      update(k, x, state, boundary, memo)   block k's minimiser within its bounds, the others held; at the output
+                                            boundary.output(h), with h the free minimiser (else autograd makes one)
       gradients(x, state, weights, memo)    d/dtheta of sum_b weights[b] E_b, in the order of parameters()
       interactions                          pairs (i, j) of blocks that share a term (else: all pairs)
       bounds                                (low, high) or None for each block (else: no bounds)
@@ -58,6 +58,6 @@ class Settled:
     """Where a relaxation ended."""
 
     state: State
-    residual: Tensor  # (B,): rms distance of the worst block to its minimiser, as the last iteration met it
+    residual: Tensor  # (B,): rms way of the worst block to where its update leads, as the last iteration met it
     iterations: int
     trajectory: Trajectory | None = None

@@ -53,7 +53,10 @@ def flat(tensors) -> Tensor:
 
 
 def gradient(net, x, y, **options) -> Tensor:
-    ebl.estimate_gradients(net, x, y, **options)
+    seen = ebl.estimate_gradients(net, x, y, **options)
+    for schedule, settled in ((options.get("free"), seen.free), (options.get("nudged"), seen.nudged)):
+        if schedule is TIGHT:
+            assert float(settled.residual.max()) <= 1e-13
     return flat(p.grad for p in net.parameters())
 
 

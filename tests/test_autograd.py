@@ -125,3 +125,85 @@ def test_examples_do_not_influence_each_other():
         alone = ebl.relax(net, x[i : i + 1], 30).state
         for a, b in zip(alone, together, strict=True):
             torch.testing.assert_close(a[0], b[i], rtol=0, atol=1e-12)
+
+
+class Inhibition(nn.Module):
+    """Quadratic, all outputs inhibit each other: its Hessian I + a 11^T has many symmetries, and a closed-form minimum."""
+
+    def __init__(self, units: int, a: float):
+        super().__init__()
+        self.units, self.a = units, a
+        self.w = nn.Parameter(torch.randn(3, units, dtype=torch.float64))
+
+    def init_state(self, x):
+        return x.new_zeros(len(x), 2), x.new_zeros(len(x), self.units)
+
+    def energy(self, x, state):
+        h, o = state
+        e = 0.5 * (h**2).sum(1) + 0.5 * (o**2).sum(1) - (o * (x @ self.w)).sum(1) - 0.1 * h.sum(1) * o.sum(1)
+        return e + 0.5 * self.a * o.sum(1) ** 2
+
+    def solution(self, x):
+        n = self.units
+        hessian = torch.eye(n + 2, dtype=torch.float64)
+        hessian[2:, 2:] += self.a
+        hessian[:2, 2:] -= 0.1
+        hessian[2:, :2] -= 0.1
+        force = torch.cat([x.new_zeros(len(x), 2), (x @ self.w).detach()], 1)
+        return torch.linalg.solve(hessian, force.T).T[:, 2:]
+
+
+@pytest.mark.parametrize("units", [3, 4, 6, 10])
+@pytest.mark.parametrize("a", [0.5, 2.0])
+def test_symmetric_lateral_connections_are_seen(units, a):
+    net = Inhibition(units, a)
+    x, y = torch.randn(3, 3, dtype=torch.float64), torch.randn(3, units, dtype=torch.float64)
+    settled = ebl.relax(net, x, ebl.Schedule(3000, tolerance=1e-12))
+    assert settled.iterations < 1000
+    torch.testing.assert_close(settled.state[-1], net.solution(x), rtol=0, atol=1e-9)
+    tight = ebl.Schedule(3000, tolerance=1e-12)
+    truth = gradient(net, x, y, rule="c-ep", beta=1e-3, free=tight, nudged=tight)
+    for rule in ("rbp", "tbp"):
+        found = gradient(net, x, y, rule=rule, free=tight, nudged=600)
+        assert float((found - truth).norm() / truth.norm()) < 1e-5
+
+
+def test_whether_units_interact_is_decided_for_each_example():
+    class Gated(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a = nn.Parameter(torch.ones((), dtype=torch.float64))
+
+        def init_state(self, x):
+            return (x.new_zeros(len(x), 2),)
+
+        def energy(self, x, state):
+            h = state[0]
+            return (self.a * 0.5 * torch.tensor([0.2, 20.0]) * h**2 - h).sum(1) + x[:, 0] * h[:, 0] * h[:, 1]
+
+    x = torch.tensor([[0.0], [0.25]], dtype=torch.float64)
+    together, alone = ebl.relax(Gated(), x, 5).state[0][0], ebl.relax(Gated(), x[:1], 5).state[0][0]
+    torch.testing.assert_close(together, alone, rtol=0, atol=1e-12)
+    torch.testing.assert_close(alone, torch.tensor([5.0, 0.05], dtype=torch.float64))
+
+
+def test_integer_inputs_work_with_every_rule():
+    class Embedded(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.table = nn.Parameter(torch.randn(5, 2, dtype=torch.float64))
+
+        def init_state(self, x):
+            return (self.table.new_zeros(len(x), 2),)
+
+        def energy(self, x, state):
+            return (0.5 * state[0] ** 2 - state[0] * self.table[x[:, 0]]).sum(1)
+
+    net, x, y = Embedded(), torch.tensor([[0], [3]]), torch.tensor([0, 1])
+    target = torch.eye(2, dtype=torch.float64)
+    truth = torch.zeros(5, 2, dtype=torch.float64)
+    truth[[0, 3]] = (net.table[[0, 3]].detach() - target) / 2  # o = table[x]
+    for rule in ("c-ep", "rbp", "tbp", "c-cpl"):
+        found = gradient(net, x, y, rule=rule, free=20, nudged=20)
+        exact = truth.flatten() / (1 - 0.25**2 if rule == "c-ep" else 1)  # (o(b) - o(-b)) / 2b for o(b) = (o + b y) / (1 + b)
+        assert float((found - exact).norm()) < 1e-9

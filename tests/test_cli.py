@@ -40,7 +40,7 @@ def refused(capsys, *words: str) -> str:
         (["train", "--dataset", "cifar"], "did you mean cifar10?"),
         (["train", "--beta", "0"], "beta = 0 for c-ep: the contrast divides by beta; use a value such as 0.25"),
         (["train", "--rule", "cl", "--beta", "0.5"], "beta = 0.5 for cl"),
-        (["train", "--omega", "2"], "omega = 2: relaxation needs 0 < omega < 2"),
+        (["train", "--omega", "2"], "omega = 2.0: relaxation needs 0 < omega < 2"),
         (["train", "--omega", "0"], "omega = 0"),
         (["train", "--free.omega", "-1"], "omega = -1"),
         (["train", "--pad", "1"], "image_size = 30×30"),
@@ -49,6 +49,20 @@ def refused(capsys, *words: str) -> str:
         (["train", "--ruel", "c-ep"], "did you mean --rule?"),
         (["train", "--device", "tpu"], "device = 'tpu'"),
         (["trian"], "did you mean train?"),
+        (["train", "--beta", "1.0"], "beta = 1 for c-ep"),
+        (["train", "--rule", "n-ep", "--beta", "1.5"], "beta = 1.5 for n-ep"),
+        (["train", "--rule", "r-ep", "--beta", "1.5"], "beta = 1.5 for r-ep"),
+        (["train", "--optimiser.weight-decay", "-1"], "weight_decay = -1"),
+        (["train", "--optimiser.rate-min", "-1"], "rate_min = -1"),
+        (["train", "--optimiser.rates", "nan"], "rates = (nan,)"),
+        (["train", "--model.gains", "nan"], "gains = (nan,)"),
+        (["train", "--model.kind", "dense", "--model.hidden", "0", "2"], "model.hidden = (0, 2)"),
+        (["train", "--model.padding", "-1"], "padding = -1"),
+        (["train", "--seed", "99999999999999999999999"], "seed = "),
+        (["train", "--seed", "-1"], "seed = -1"),
+        (["train", "--device", "meta"], "device = 'meta'"),
+        (["train", "--dataset", "./mine"], "no such file or folder"),
+        (["demo", "--processes", "0"], "processes = 0"),
         (["evaluate", "nowhere"], "not a run folder"),
     ],
 )
@@ -101,6 +115,16 @@ def test_tensorboard_is_optional(capsys, tmp_path, monkeypatch):
     said = refused(capsys, "train", "--tensorboard", "--out", str(tmp_path / "run"), *TINY)
     assert 'pip install "ebl[tensorboard]"' in said
     assert not (tmp_path / "run").exists()
+
+
+def test_tensorboard_logs_hold_the_metrics(tmp_path, capsys):
+    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    main(["train", "--tensorboard", "--out", str(tmp_path / "run"), *TINY])
+    capsys.readouterr()
+    log = accumulator.EventAccumulator(str(tmp_path / "run" / "tensorboard"))
+    log.Reload()
+    final = json.loads((tmp_path / "run" / "result.json").read_text())["final"]
+    assert [e.value for e in log.Scalars("test/error")] == pytest.approx([final["test_error"]])
 
 
 def test_the_core_imports_torch_numpy_and_safetensors_only():

@@ -77,15 +77,17 @@ def test_kept_convolutions_change_nothing_in_any_order(order):
         torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-13)
 
 
-def test_each_interaction_costs_two_convolutions_an_iteration(monkeypatch):
+def test_each_interaction_costs_one_convolution_up_and_one_down_an_iteration(monkeypatch):
     net = conv(channels=(3, 4), image_size=8)
     x, _ = inputs(net)
-    calls = []
-    up = type(net.links[0]).up
+    calls, downs = [], []
+    up, down = type(net.links[0]).up, type(net.links[0]).down
     monkeypatch.setattr(type(net.links[0]), "up", lambda link, w, b, s: calls.append(link) or up(link, w, b, s))
+    monkeypatch.setattr(type(net.links[0]), "down", lambda link, w, s, e: downs.append(link) or down(link, w, s, e))
     ebl.relax(net, x, 10)
     assert calls.count(net.links[0]) == 1  # the image's drive: once
     assert calls.count(net.links[1]) == 11  # one up-convolution an iteration, one for the start
+    assert downs == [net.links[1]] * 10
 
 
 @pytest.mark.parametrize("order", ORDERS)
@@ -218,6 +220,12 @@ def test_given_starts_are_used():
         (lambda n, x: ebl.relax(n, x.float()), ["torch.float32", "torch.float64"]),
         (lambda n, x: ebl.relax(n, x[:, :3]), ["(4, 3)", "(batch, 5)"]),
         (lambda n, x: ebl.relax(n, x, start=n.init_state(x[:2])), ["start has shapes", "None for zeros"]),
+        (lambda n, x: ebl.relax(n, x, start=tuple(s - 1 for s in n.init_state(x))), ["start[0]", "outside [0, 1]"]),
+        (lambda n, x: ebl.relax(n, x, start=tuple(s * float("nan") for s in n.init_state(x))), ["start[0]", "NaN"]),
+        (lambda n, x: ebl.relax(n, x, start=tuple(s.float() for s in n.init_state(x))), ["start[0] is torch.float32"]),
+        (lambda n, x: ebl.relax(n, x, boundary=ebl.Clamp(x[:1, :3])), ["clamp has shape (1, 3)", "(4, 3)"]),
+        (lambda n, x: ebl.relax(n, x, 2.5), ["schedule = 2.5"]),
+        (lambda n, x: ebl.relax(n, x[:0]), ["empty batch"]),
     ],
 )
 def test_bad_input_is_refused_with_name_value_and_remedy(act, words):

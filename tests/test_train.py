@@ -6,11 +6,11 @@ import json
 import logging
 import math
 import os
-import random
 import signal
 import subprocess
 import sys
 import textwrap
+import time
 from pathlib import Path
 
 import pytest
@@ -120,9 +120,20 @@ class KilledError(Exception):
     pass
 
 
-@pytest.mark.parametrize("rule", ["r-ep", "tbp", "cl"])
-def test_stopped_anywhere_and_resumed_a_run_ends_byte_for_byte_the_same(tmp_path, rule):
-    config = dataclasses.replace(SMALL, rule=rule)
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"rule": "r-ep"},
+        {"rule": "tbp"},
+        {"rule": "cl"},
+        {"model": Model(hidden=(8,) * 5, gains=(0.8,)), "pad": 2, "optimiser": Optimiser(rates=(0.05,))},
+        {"model": Model("dense", (21, 13), gains=(0.8,)), "val": 10},
+        {"optimiser": Optimiser(rates=(0.05,), momentum=0.0), "start": "zeros"},
+    ],
+    ids=["r-ep", "tbp", "cl", "deep", "dense", "no momentum"],
+)
+def test_stopped_anywhere_and_resumed_a_run_ends_byte_for_byte_the_same(tmp_path, change):
+    config = dataclasses.replace(SMALL, **change)
     train(config, tmp_path / "whole", dataset=few())
 
     def stopper(after: int):
@@ -145,7 +156,7 @@ def test_stopped_anywhere_and_resumed_a_run_ends_byte_for_byte_the_same(tmp_path
 
 
 SCRIPT = """
-import dataclasses, os, signal, sys
+import dataclasses, os, signal, stat, sys
 from pathlib import Path
 import torch
 torch.set_num_threads(1)
@@ -160,7 +171,7 @@ real, calls = os.fsync, []
 def fsync(fd):
     calls.append(fd)
     if len(calls) == {call}:
-        os.ftruncate(fd, os.fstat(fd).st_size // 2) if not Path(f"/proc/self/fd/{{fd}}").resolve().is_dir() else None
+        os.ftruncate(fd, os.fstat(fd).st_size // 2) if not stat.S_ISDIR(os.fstat(fd).st_mode) else None
         os.kill(os.getpid(), signal.SIGKILL)
     real(fd)
 os.fsync = fsync
@@ -175,29 +186,34 @@ def run_script(out: Path, sabotage: str = "", **options) -> subprocess.Popen:
 def test_killed_inside_checkpoint_writes_and_at_random_a_run_ends_byte_for_byte_the_same(tmp_path):
     train(SMALL, tmp_path / "whole", dataset=few())
     out = tmp_path / "killed"
-    for call in (1, 8, 13):  # half a config, half a checkpoint, after the rename
+    for call in (1, 6, 7, 9, 12):  # half a config; then in the middle of later files and folders
         process = run_script(out, IN_THE_WRITE.format(call=call))
         assert process.wait(60) == -signal.SIGKILL
-    chance = random.Random(1)
-    for _ in range(2):
+    for epochs in (1, 2):  # killed in training, as soon as so many epochs are told of
         process = run_script(out)
-        try:
-            process.wait(2.0 + chance.random())  # importing takes about this long: somewhere in the first epochs
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+        while process.poll() is None and len(read_lines(out / "metrics.jsonl")) < epochs:
+            time.sleep(0.01)
+        process.kill()
+        assert process.wait(60) == -signal.SIGKILL
     assert run_script(out).wait(120) == 0
     assert contents(out) == contents(tmp_path / "whole")
     assert not list(out.glob(".*"))
 
 
-def test_a_full_disk_is_one_line_and_loses_nothing(tmp_path, monkeypatch):
+def test_loaded_tensors_start_where_fresh_ones_do(tmp_path):
+    save_checkpoint(tmp_path / "c", {"a": torch.ones(3), "b": torch.ones(5, 7), "c": torch.ones(2, 3, 5, 5)}, {})
+    tensors, _ = load_checkpoint(tmp_path / "c")
+    assert all(t.data_ptr() % 64 == 0 for t in tensors.values())
+
+
+@pytest.mark.parametrize("calls_before", [12, 13, 14, 15])
+def test_a_full_disk_is_one_line_and_loses_nothing(tmp_path, monkeypatch, calls_before):
     train(dataclasses.replace(SMALL, epochs=3), tmp_path / "whole", dataset=few())
     calls = []
 
     def full(fd):
         calls.append(fd)
-        if len(calls) > 12:
+        if len(calls) > calls_before:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(atomic.os, "fsync", full)
@@ -318,3 +334,57 @@ def test_results_do_not_depend_on_the_test_batch_size(tmp_path):
     a = train(dataclasses.replace(SMALL, epochs=1), tmp_path / "a", dataset=few())
     b = train(dataclasses.replace(SMALL, epochs=1, test_batch_size=7), tmp_path / "b", dataset=few())
     assert a["final"]["test_cost"] == pytest.approx(b["final"]["test_cost"], rel=1e-5)
+
+
+def test_damaged_run_files_are_named(tmp_path):
+    train(SMALL, tmp_path / "run", dataset=few())
+    out = tmp_path / "run"
+    (out / "result.json").write_text("{}")
+    with pytest.raises(ebl.InputError, match=r"result.json is damaged"):
+        train(SMALL, out, dataset=few(), resume=True)
+    (out / "result.json").unlink()
+    lines = (out / "metrics.jsonl").read_text().splitlines(keepends=True)
+    for text, said in (
+        ("".join(lines[:1]), "lost epochs"),
+        ("", "lost epochs"),
+        ("garbage\n", "metrics.jsonl is damaged"),
+    ):
+        (out / "metrics.jsonl").write_text(text)
+        with pytest.raises(ebl.InputError, match=said):
+            train(SMALL, out, dataset=few(), resume=True)
+    (out / "metrics.jsonl").write_text("".join(lines))
+    (out / "checkpoint.safetensors").rename(out / "moved")
+    with pytest.raises(ebl.InputError, match=r"checkpoint.safetensors is gone"):
+        train(SMALL, out, dataset=few(), resume=True)
+    (out / "config.json").write_bytes(b"\xff\xfe")
+    with pytest.raises(ebl.InputError, match=r"config.json cannot be read"):
+        load_run(out)
+
+
+def test_a_run_folder_is_for_one_process_at_a_time(tmp_path):
+    def meanwhile(event):
+        if event["epoch"] == 2:
+            with pytest.raises(ebl.InputError, match="in use by another process"):
+                train(SMALL, tmp_path / "run", dataset=few(), resume=True)
+
+    train(SMALL, tmp_path / "run", dataset=few(), watch=meanwhile)
+
+
+def test_wrong_data_are_refused_before_anything_is_written(tmp_path):
+    data = few()
+    wrong = dataclasses.replace(data, train=Split(data.train.images, data.train.labels + 5))
+    with pytest.raises(ebl.InputError, match="out of range"):
+        train(SMALL, tmp_path / "run", dataset=wrong)
+    assert not (tmp_path / "run").exists()
+
+
+def test_seconds_count_every_part_of_a_resumed_run(tmp_path):
+    def stop(event):
+        if event["epoch"] == 2 and event.get("step") == 2:
+            raise KilledError
+
+    with pytest.raises(KilledError):
+        train(SMALL, tmp_path / "run", dataset=few(), watch=stop, checkpoint_seconds=0)
+    train(SMALL, tmp_path / "run", dataset=few(), resume=True)
+    times = read_lines(tmp_path / "run" / "times.jsonl")
+    assert [(line["epoch"], line.get("step")) for line in times] == [(1, 1), (1, 2), (1, None), (2, 1), (2, None), (3, None)]

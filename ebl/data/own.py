@@ -7,6 +7,7 @@ test/CLASS/*.png. Where no test set is given, a fifth of each class is held out.
 
 from __future__ import annotations
 
+import os
 import zipfile
 from functools import lru_cache
 from pathlib import Path
@@ -24,8 +25,8 @@ SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", "
 
 
 def is_own(name: str) -> bool:
-    """Whether a dataset's name is a path: it has a slash, ends in .npz, or is a folder here."""
-    return "/" in name or name.endswith(".npz") or Path(name).is_dir()
+    """Whether a dataset's name is a path: it has a slash, or ends in .npz."""
+    return "/" in name or os.sep in name or name.endswith(".npz")
 
 
 def load_own(name: str) -> Dataset:

@@ -7,17 +7,22 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ebl.errors import InputError
+from ebl.shapes import per_example
 from ebl.types import Boundary, Energy, Memo, State
 
 HALVINGS = 40
 
 
-def autograd_update(net: Energy, k: int, x: Tensor, state: State, boundary: Boundary, memo: Memo, omega: float = 1.0) -> Tensor:
+def autograd_update(
+    net: Energy, k: int, x: Tensor, state: State, boundary: Boundary, memo: Memo, omega: float = 1.0
+) -> tuple[Tensor, Tensor]:
     """s_k - t g / c: a gradient step of the energy (with the boundary's term), scaled by the block's curvature c.
 
     c is the diagonal of the block's Hessian if its units do not interact (then a quadratic energy is minimised in one
     step), else its largest eigenvalue. t starts at omega and is halved, example by example, until the energy does
-    not rise. Under autograd, the step sizes count as constants: unrolled, it still tends to the implicit gradient.
+    not rise. Returns the moved block and the one that t = 1 would give: its distance to s_k is the residual.
+    Under autograd, the step sizes count as constants: unrolled, it still tends to the implicit gradient.
     """
     differentiable = torch.is_grad_enabled()
     low, high = bounds_of(net, len(state))[k] or (-torch.inf, torch.inf)
@@ -31,23 +36,28 @@ def autograd_update(net: Energy, k: int, x: Tensor, state: State, boundary: Boun
         # an alias: blocks that were computed from state[k] count as held, so the derivative is the partial one
         s = state[k].view_as(state[k]) if state[k].requires_grad else state[k].detach().requires_grad_()
         before = total(s)
+        if before.shape != (len(x),):
+            raise InputError(f"energy has shape {tuple(before.shape)} for {len(x)} examples: return one number for each, (B,)")
         (g,) = torch.autograd.grad(before.sum(), s, create_graph=True)
     before, gd, sd = before.detach(), g.detach(), s.detach()
     blocked = ((sd <= low) & (gd > 0)) | ((sd >= high) & (gd < 0))  # at a bound, and pushed against it
     step = 1 / _curvature(g, s, memo, k)
     direction = torch.where(blocked, 0.0, gd) * step
 
+    def along(t: Tensor | float) -> Tensor:
+        return (sd - (per_example(t, sd) if isinstance(t, Tensor) else t) * direction).clamp(low, high)
+
     with torch.no_grad():
         slack = 16 * torch.finfo(before.dtype).eps * (1 + before.abs())
         t = torch.full_like(before, omega)
         for halving in range(HALVINGS):
-            risen = ~(total((sd - _per_example(t, sd) * direction).clamp(low, high)) <= before + slack)  # NaN counts
+            risen = ~(total(along(t)) <= before + slack)  # NaN counts as risen
             if not risen.any():
                 break
             t = torch.where(risen, t / 2 if halving < HALVINGS - 1 else 0.0, t)
     if not differentiable:
-        return (sd - _per_example(t, sd) * direction).clamp(low, high)
-    return torch.where(blocked, sd, (s - _per_example(t, sd) * step * g).clamp(low, high))
+        return along(t), along(1.0)
+    return torch.where(blocked, sd, (s - per_example(t, sd) * step * g).clamp(low, high)), along(1.0)
 
 
 def bounds_of(net: Energy, num_blocks: int) -> tuple[tuple[float, float] | None, ...]:
@@ -57,7 +67,7 @@ def bounds_of(net: Energy, num_blocks: int) -> tuple[tuple[float, float] | None,
 
 
 def _curvature(g: Tensor, s: Tensor, memo: Memo, k: int) -> Tensor:
-    """A positive curvature for every unit, from products of the Hessian with vectors."""
+    """A positive curvature for every unit, from products of the Hessian with vectors; each example by itself."""
     if not g.requires_grad:
         return torch.ones_like(s)
 
@@ -66,32 +76,29 @@ def _curvature(g: Tensor, s: Tensor, memo: Memo, k: int) -> Tensor:
         return h.detach()
 
     row_sums = times(torch.ones_like(s))
-    if ("diagonal", k) not in memo:
-        signs = _signs_like(s, k)
-        memo["diagonal", k] = torch.allclose(signs * times(signs), row_sums, rtol=1e-4, atol=1e-6)
-    if memo["diagonal", k]:
-        c = row_sums.abs()
-        largest = c.flatten(1).amax(1)
-    else:
-        v, rounds = memo.get(("eigenvector", k), (_signs_like(s, k), 24))
+    if ("diagonal", k) not in memo:  # then H v = (H 1) v; a vector without symmetries, so that no structure hides
+        v = _fixed_vector(s, k)
+        difference = _norm(times(v) - row_sums * v)
+        memo["diagonal", k] = difference <= 1e-4 * _norm(row_sums * v) + 1e-6
+        memo["eigenvector", k] = v, 24
+    diagonal = memo["diagonal", k]
+    c = row_sums.abs()
+    if not bool(diagonal.all()):
+        v, rounds = memo["eigenvector", k]
         for _ in range(rounds):
-            v = times(v / _per_example(_norm(v).clamp_min(1e-30), v))
+            v = times(v / per_example(_norm(v).clamp_min(1e-30), v))
         largest = _norm(v)
-        memo["eigenvector", k] = torch.where(_per_example(largest > 0, v), v, _signs_like(s, k)), 4
-        c = _per_example(largest, s).expand_as(s)
+        memo["eigenvector", k] = torch.where(per_example(largest > 0, v), v, _fixed_vector(s, k)), 4
+        c = torch.where(per_example(diagonal, s), c, per_example(largest, s))
+    largest = c.flatten(1).amax(1)
     floor = torch.where(largest > 0, 1e-6 * largest, 1.0)  # flat directions: a long step, but a finite one
-    return torch.maximum(c, _per_example(floor, s))
+    return torch.maximum(c, per_example(floor, s))
 
 
-def _signs_like(s: Tensor, seed: int) -> Tensor:
-    """The same random signs for every example."""
-    coins = torch.rand(s.shape[1:], generator=torch.Generator().manual_seed(seed))
-    return torch.where(coins < 0.5, -1.0, 1.0).to(s).expand_as(s)
+def _fixed_vector(s: Tensor, seed: int) -> Tensor:
+    """Normally distributed numbers, the same for every example."""
+    return torch.randn(s.shape[1:], generator=torch.Generator().manual_seed(seed)).to(s).expand_as(s)
 
 
 def _norm(v: Tensor) -> Tensor:
     return v.flatten(1).norm(dim=1)
-
-
-def _per_example(t: Tensor, like: Tensor) -> Tensor:
-    return t.view(-1, *[1] * (like.dim() - 1))

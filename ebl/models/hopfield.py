@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from ebl.boundary import Nudge
 from ebl.errors import InputError, choose
 from ebl.models.links import Conv, Dense, Extra, Link
+from ebl.shapes import per_example
 from ebl.types import Boundary, Memo, State
 
 POOLS = ("max", "average")
@@ -68,7 +69,7 @@ class Hopfield(nn.Module):
         """d/dtheta of sum_b weights[b] E_b, in the order of parameters(): local products of neighbouring layers."""
         by_weight, by_bias = [], []
         for k, link in enumerate(self.links):
-            signed = state[k] * -weights.view(-1, *[1] * (state[k].dim() - 1))
+            signed = state[k] * -per_example(weights, state[k])
             by_bias.append(signed.sum((0, 2, 3)) if signed.dim() == 4 else signed.sum(0))
             below, kept = (x, *state)[k], memo
             if k == 0 and memo is not None and "twice" in memo:  # one image, so one argmax: contrast before convolving
@@ -80,8 +81,10 @@ class Hopfield(nn.Module):
 
     def check(self, x: Tensor, boundary: Boundary) -> None:
         b = self.biases[0]
-        fits = x.dim() > 1 and x.shape[1:].numel() == self.input_shape[0] if len(self.input_shape) == 1 else False
-        if not fits and tuple(x.shape[1:]) != self.input_shape:
+        dense = len(self.input_shape) == 1  # takes any shape with as many numbers
+        if x.dim() < 2 or (
+            torch.Size(x.shape[1:]).numel() != self.input_shape[0] if dense else tuple(x.shape[1:]) != self.input_shape
+        ):
             want = "×".join(map(str, self.input_shape))
             raise InputError(f"x has shape {tuple(x.shape)}: this network takes (batch, {want}); reshape x or the network")
         if x.dtype != b.dtype or x.device != b.device:
@@ -149,6 +152,8 @@ def conv_links(
     for name, value in (("in_channels", input_shape[0]), ("num_classes", num_classes), ("kernel_size", kernel_size)):
         if value < 1:
             raise InputError(f"{name} = {value}: use a positive number")
+    if padding < 0:
+        raise InputError(f"padding = {padding}: use 0 or a positive number")
     if not channels or min(channels) < 1:
         raise InputError(f"channels = {tuple(channels)}: give one positive number a layer, such as (128, 256, 512, 512)")
     shape: tuple[int, ...] = input_shape

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from ebl.costs import Cost, SquaredError
 from ebl.errors import InputError, choose
+from ebl.models.hopfield import Hopfield
 from ebl.relax import Schedule, as_schedule, relax
 from ebl.rules.backprop import Linearised, Unrolled
 from ebl.rules.contrast import Contrast
@@ -18,7 +19,7 @@ from ebl.types import Energy, Memo, Settled, State
 
 
 class Rule(Protocol):
-    def check_beta(self, name: str, beta: float | None) -> float: ...  # the beta to use, or an error
+    def check_beta(self, name: str, beta: float | None, cost: Cost | None = None) -> float: ...  # the beta to use, or an error
 
     def gradients(
         self,
@@ -84,32 +85,46 @@ def estimate_gradients(
     y          (B,) class labels, or targets of the output's shape
     rule       cl p-ep n-ep c-ep p-cpl n-cpl c-cpl r-ep tbp rbp, or an object like those in `RULES`
     beta       strength of the perturbation; None takes the rule's own (0.25; 1 for cl; tbp and rbp have none)
-    free       how the free phase relaxes; nudged: each perturbed phase (iterations of backpropagation for tbp and rbp)
+    free       how the free phase relaxes
+    nudged     how each perturbed phase relaxes. tbp backpropagates through that many iterations, whatever the tolerance;
+               rbp makes that many synchronous ones of the adjoint (`Linearised(order)` for another order), at omega = 1
     cost       SquaredError() unless given
     start      the state the free phase starts from; None: zeros
     generator  draws the signs of r-ep
 
     The estimate is the mean over the batch and replaces what `.grad` held: a torch.optim step may follow at once.
     """
+    if not isinstance(rule, str) and (isinstance(rule, type) or not hasattr(rule, "gradients")):
+        raise InputError(f"rule = {rule!r}: give one of {', '.join(RULES)}, or an object like those in ebl.RULES")
     name, chosen = (rule, RULES[choose("rule", rule, RULES)]) if isinstance(rule, str) else (type(rule).__name__, rule)
-    strength = chosen.check_beta(name, beta)
+    for what, value in (("x", x), ("y", y)):
+        if not isinstance(value, Tensor):
+            raise InputError(f"{what} is a {type(value).__name__}: give a tensor, as torch.as_tensor makes one")
+    if beta is not None and not isinstance(beta, int | float):
+        raise InputError(f"beta = {beta!r}: give a number such as 0.25")
     cost = SquaredError() if cost is None else cost
+    strength = chosen.check_beta(name, beta, cost if isinstance(net, Hopfield) else None)
     memo: Memo = {}
     settled = relax(net, x, free, start=start, memo=memo)
     output = settled.state[-1]
     target = as_target(y, output)
+    value = cost.value(output, target)
+    if value.shape != (len(x),):
+        raise InputError(f"the cost has shape {tuple(value.shape)} for {len(x)} examples: return one number for each, (B,)")
     gradients, last = chosen.gradients(net, x, target, settled, memo, as_schedule(nudged), cost, strength, generator)
     for p, g in zip(net.parameters(), gradients, strict=True):
         p.grad = g.to(p.dtype) if p.requires_grad else None
     top1, top5 = error_rates(output, y)
-    return Estimate(output, cost.value(output, target).mean(), top1, top5, settled, last)
+    return Estimate(output, value.mean(), top1, top5, settled, last)
 
 
 def as_target(y: Tensor, output: Tensor) -> Tensor:
     """Labels as one-hot codes; targets as they are."""
     if y.is_floating_point():
         if y.shape != output.shape:
-            raise InputError(f"y has shape {tuple(y.shape)}: targets need the output's shape, {tuple(output.shape)}")
+            raise InputError(
+                f"y has shape {tuple(y.shape)}: targets need the output's, {tuple(output.shape)}; labels are integers (.long())"
+            )
         if not bool(torch.isfinite(y).all()):
             raise InputError("y holds values that are NaN or infinite: clean the targets before training")
         return y.to(output)
@@ -132,4 +147,4 @@ def error_rates(output: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         return nan, nan
     best = output.topk(min(5, output.shape[1]), dim=1).indices
     hit = best == y[:, None]
-    return 1 - hit[:, 0].to(output.dtype).mean(), 1 - hit.any(1).to(output.dtype).mean()
+    return (~hit[:, 0]).double().mean(), (~hit.any(1)).double().mean()

@@ -25,7 +25,7 @@ def _no_beta(name: str, beta: float | None) -> float:
 class Unrolled:
     """TBP: backpropagation through K more iterations from the free state."""
 
-    def check_beta(self, name: str, beta: float | None) -> float:
+    def check_beta(self, name: str, beta: float | None, cost: Cost | None = None) -> float:
         return _no_beta(name, beta)
 
     def gradients(
@@ -43,7 +43,7 @@ class Unrolled:
         groups = update_groups(net, len(free.state), nudged.order, FREE)
         factors = nudged.factors()
         memo: Memo = {}
-        state, gaps = free.state, [x.new_zeros(len(x))]
+        state, gaps = free.state, [free.residual]
         with torch.enable_grad():
             for _ in range(nudged.iterations):
                 state, gaps = sweep(net, x, state, FREE, groups, factors, memo, watch=True)
@@ -63,7 +63,7 @@ class Linearised:
 
     order: str = "synchronous"
 
-    def check_beta(self, name: str, beta: float | None) -> float:
+    def check_beta(self, name: str, beta: float | None, cost: Cost | None = None) -> float:
         return _no_beta(name, beta)
 
     def gradients(
@@ -86,7 +86,7 @@ class Linearised:
         with torch.enable_grad():
             after, _ = sweep(net, x, at, FREE, groups, factors, memo)
         seed = (*map(torch.zeros_like, at[:-1]), cost.gradient(at[-1].detach(), target) / len(x))
-        adjoint, residual, iterations = seed, x.new_zeros(len(x)), 0
+        adjoint, residual, iterations = seed, free.residual, 0
         while iterations < nudged.iterations:
             pulled = torch.autograd.grad(after, at, adjoint, retain_graph=True, allow_unused=True, materialize_grads=True)
             moved = tuple(s + p for s, p in zip(seed, pulled, strict=True))

@@ -17,6 +17,7 @@ from ebl.costs import Cost
 from ebl.errors import InputError
 from ebl.relax import Schedule, relax
 from ebl.rules.differentiate import by_parameters
+from ebl.shapes import per_example
 from ebl.types import Boundary, Energy, Memo, Settled, State
 
 
@@ -29,7 +30,8 @@ class Contrast:
     beta_is_fixed: bool = False
     random_sign: bool = False  # of beta, drawn for each example
 
-    def check_beta(self, name: str, beta: float | None) -> float:
+    def check_beta(self, name: str, beta: float | None, cost: Cost | None = None) -> float:
+        """The beta to use, or an error. `cost` is given where the output has unit curvature: its limit then holds."""
         if beta is None:
             return self.beta
         if self.beta_is_fixed and beta != self.beta:
@@ -38,6 +40,12 @@ class Contrast:
             raise InputError(f"beta = 0 for {name}: the contrast divides by beta; use a value such as 0.25")
         if not 0 < beta < torch.inf:
             raise InputError(f"beta = {beta:g} for {name}: give its size, the rule sets the sign; use a value such as 0.25")
+        pushes = self.boundary == "nudge" and (self.first < 0 or self.random_sign)
+        if cost is not None and pushes and -beta <= cost.lowest_beta:
+            raise InputError(
+                f"beta = {beta:g} for {name}: it pushes away from the target, and with {type(cost).__name__} the nudged output "
+                f"has no minimum from {-cost.lowest_beta:g} on; use a smaller one such as 0.25"
+            )
         return beta
 
     def gradients(
@@ -53,7 +61,7 @@ class Contrast:
         generator: torch.Generator | None,
     ) -> tuple[list[Tensor], Settled]:
         """The estimate for each parameter, and where the second phase ended. Both phases run as one batch of 2B."""
-        b1, b2 = self.betas(x, beta, generator)
+        b1, b2 = self.betas(target, beta, generator)
         x2, free2, target2 = _twice(x), tuple(map(_twice, free.state)), _twice(target)
         boundary = self.hold(cost, free2[-1], target2, torch.cat([b1, b2]))
         memo: Memo = {"twice": (x, free_memo)}
@@ -64,18 +72,18 @@ class Contrast:
         residual = torch.maximum(*settled.residual.chunk(2))
         return gradients, Settled(second, residual, settled.iterations)
 
-    def betas(self, x: Tensor, beta: float, generator: torch.Generator | None) -> tuple[Tensor, Tensor]:
+    def betas(self, target: Tensor, beta: float, generator: torch.Generator | None) -> tuple[Tensor, Tensor]:
         """b1 and b2 for each example."""
-        one = torch.full((len(x),), beta, dtype=x.dtype, device=x.device)
+        one = target.new_full((len(target),), beta)
         if self.random_sign:
-            coins = torch.rand(len(x), generator=generator)
-            one = torch.where(coins.to(x.device) < 0.5, -one, one)
+            coins = torch.rand(len(target), generator=generator)
+            one = torch.where(coins.to(target.device) < 0.5, -one, one)
         return self.first * one, self.second * one
 
     def hold(self, cost: Cost, output: Tensor, target: Tensor, betas: Tensor) -> Boundary:
         if self.boundary == "nudge":
             return Nudge(cost, target, betas)
-        return Clamp(output + betas.view(-1, *[1] * (output.dim() - 1)) * (target - output))
+        return Clamp(output + per_example(betas, output) * (target - output))
 
 
 def weighted_gradients(net: Energy, x: Tensor, state: State, weights: Tensor, memo: Memo | None = None) -> list[Tensor]:
