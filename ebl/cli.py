@@ -33,6 +33,7 @@ from ebl.config import Config
 from ebl.data import SPECS, load
 from ebl.data.batches import Batches
 from ebl.data.files import check, data_folder, find, is_here
+from ebl.data.own import describe, is_own
 from ebl.data.sources import FORMS
 from ebl.errors import InputError, choose
 from ebl.presets import PRESETS, preset
@@ -172,7 +173,10 @@ def train_command(argv: list[str]) -> None:
             config = replace(config, free=replace(config.free, omega=omega))
         if _typed(argv, "--nudged.omega") is None:
             config = replace(config, nudged=replace(config.nudged, omega=omega))
-    out = args.out or Path("runs") / f"{config.dataset}-{config.rule}-{config.seed}"
+    name = Path(config.dataset).stem if is_own(config.dataset) else config.dataset
+    out = args.out or Path("runs") / f"{name}-{config.rule}-{config.seed}"
+    if is_own(config.dataset):
+        console.print(f"{config.dataset}: {describe(load(config.dataset))}", highlight=False, soft_wrap=True)
     with _Shown(config) as shown:
         watchers: list[Watcher] = [shown]
         if args.tensorboard:

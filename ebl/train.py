@@ -195,7 +195,7 @@ class _Run:
                 position = {"epoch": self.epoch + 1, "step": self.step, "steps": self.training.steps}
                 shown = {"train_error": means["error"], "train_cost": means["cost"], "free_residual": means["residual"]}
                 watch(position | shown)
-            if not math.isfinite(float(estimate.cost)):
+            if not math.isfinite(float(estimate.cost) + float(estimate.nudged.residual.sum())):
                 raise self.diverged("cost", float(estimate.cost))
             if time.monotonic() - saved > checkpoint_seconds and self.step < self.training.steps:
                 self.save(out)
