@@ -251,18 +251,32 @@ def data_command(argv: list[str]) -> None:
         console.print(f"{args.name} comes with the package", highlight=False)
         return
     if action == "check":
-        here = [args.name] if args.name else [name for name in FORMS if is_here(name, root)]
-        for name in here:
-            lines = check(name, find(name, root), again=True) if name in FORMS else [f"{name}: in the package"]
-            console.print("\n".join(lines), highlight=False, soft_wrap=True)
-        if not here:
-            console.print(f"no dataset files in {root}", highlight=False, soft_wrap=True)
+        _check_data([args.name] if args.name else list(SPECS), root)
         return
     table = Table("dataset", "images", "classes", "files", box=SIMPLE_HEAD)
     for name, entry in SPECS.items():
         where = "in the package" if name not in FORMS else f"in {root}" if is_here(name, root) else "not here"
         table.add_row(name, f"{entry.channels}×{entry.size[0]}×{entry.size[1]}", str(entry.num_classes), where)
     console.print(table)
+
+
+def _check_data(names: list[str], root: Path) -> None:
+    """Check each set's hashes again, say what was found, and fail at the end if any was wrong."""
+    wrong = []
+    for name in names:
+        try:
+            if name in FORMS:
+                lines = check(name, find(name, root), again=True)
+            else:
+                load(name)
+                lines = [f"{name}: in the package, as it should be"]
+        except InputError as error:
+            lines = [str(error)]
+            if len(names) == 1 or "no files in" not in lines[0]:
+                wrong.append(name)
+        console.print("\n".join(lines), highlight=False, soft_wrap=True)
+    if wrong:
+        raise InputError(f"wrong or missing: {', '.join(wrong)}; fetch what is damaged again with `ebl data fetch NAME`")
 
 
 def fetch_shown(name: str, root: Path) -> None:

@@ -100,6 +100,12 @@ class Config:
         for name in ("pad", "crop", "val"):
             if (getattr(self, name) or 0) < 0:
                 raise InputError(f"{name} = {getattr(self, name)}: use 0 or a positive number")
+        if not self.augment and (self.crop or self.flip):
+            raise InputError(f"crop = {self.crop}, flip = {self.flip} without augmentation: add --augment, or leave them out")
+        if entry.crop >= min(entry.size):
+            raise InputError(
+                f"crop = {entry.crop}: images of {entry.size[0]}×{entry.size[1]} can shift by less than their size"
+            )
         per_layer("optimiser.rates", self.optimiser.rates, len(self.model.hidden) + 1)
         if self.model.kind == "conv":
             m = self.model

@@ -73,10 +73,18 @@ def test_a_folder_of_images_for_each_class(tmp_path):
         (lambda p: npz(p / "a.npz", images=X[:, :, :, :2], labels=Y), "1 or 3 channels"),
         (lambda p: npz(p / "a.npz", images=X, labels=Y[:-1]), "30 images and 29 labels"),
         (lambda p: npz(p / "a.npz", images=X, labels=Y - 1), "labels run from -1"),
+        (lambda p: npz(p / "a.npz", images=X, labels=Y * 10), "number the classes"),
+        (lambda p: npz(p / "a.npz", images=X[:, :3], labels=Y), "first or last"),
+        (lambda p: npz(p / "a.npz", images=X[:, :0], labels=Y), "with pixels"),
+        (lambda p: _damaged_npz(p / "a.npz"), "no whole .npz"),
+        (lambda p: _npy(p / "a.npz"), "no whole .npz"),
+        (lambda p: _only_train(p), "train and test"),
+        (lambda p: _other_classes(p), "differ in c, d"),
+        (lambda p: _float_image(p), "mode F"),
         (lambda p: npz(p / "a.npz", images=X, labels=Y.astype(float)), "one whole number"),
         (lambda p: npz(p / "a.npz", pictures=X), "holds pictures: it needs images and labels"),
-        (lambda p: npz(p / "a.npz", images=np.array([Y], dtype=object), labels=Y), "no .npz of plain arrays"),
-        (lambda p: _write(p / "a.npz", b"hello"), "no .npz of plain arrays"),
+        (lambda p: npz(p / "a.npz", images=np.array([Y], dtype=object), labels=Y), "no whole .npz of plain arrays"),
+        (lambda p: _write(p / "a.npz", b"hello"), "no whole .npz of plain arrays"),
         (lambda p: _mkdir(p / "empty"), "a folder for each class"),
         (lambda p: _two_sizes(p), "make all images alike"),
         (lambda p: _no_images(p), "holds no images"),
@@ -87,6 +95,38 @@ def test_anything_else_gets_a_clear_error(tmp_path, make, words):
     with pytest.raises(ebl.InputError, match=words) as error:
         Config(dataset=make(tmp_path))
     assert "\n" not in str(error.value)
+
+
+def _damaged_npz(path):
+    np.savez_compressed(path, images=X, labels=Y)
+    raw = bytearray(path.read_bytes())
+    raw[len(raw) // 3] ^= 255
+    return _write(path, bytes(raw))
+
+
+def _npy(path):
+    with path.open("wb") as file:
+        np.save(file, X)
+    return str(path)
+
+
+def _only_train(path):
+    folder(path / "f", "train")
+    folder(path / "f", "val")
+    return str(path / "f")
+
+
+def _other_classes(path):
+    folder(path / "f", "train")
+    folder(path / "f", "test")
+    (path / "f" / "test" / "c").rename(path / "f" / "test" / "d")
+    return str(path / "f")
+
+
+def _float_image(path):
+    root = folder(path / "f")
+    Image.fromarray(np.zeros((8, 12), np.float32)).save(path / "f" / "b" / "99.tiff")
+    return root
 
 
 def _write(path, raw):
@@ -120,13 +160,39 @@ def _broken_image(path):
 def test_own_data_train_and_load_again(tmp_path):
     path = npz(tmp_path / "mine.npz", images=X, labels=Y)
     config = dataclasses.replace(
-        preset("quick"), dataset=path, model=Model(hidden=(4, 4), gains=(0.5,)), pad=None, epochs=1, batch_size=8, val=6, crop=2
+        preset("quick"),
+        dataset=path,
+        model=Model(hidden=(4, 4), gains=(0.5,)),
+        pad=None,
+        epochs=1,
+        batch_size=8,
+        val=6,
+        crop=2,
+        augment=True,
     )
     assert spec(path).num_classes == 3
     result = train(config, tmp_path / "run")
     assert {"val_error", "val_cost", "test_error"} <= set(result["final"])
     _, net = load_run(tmp_path / "run")
     assert net.input_shape == (3, 8, 12)
+
+
+def test_deep_grey_images_keep_their_upper_bytes_and_hidden_files_are_no_images(tmp_path):
+    deep = (np.arange(96, dtype=np.uint16) * 600).reshape(8, 12)
+    for label in "ab":
+        (tmp_path / "f" / label).mkdir(parents=True)
+        for i in range(5):
+            Image.fromarray(deep).save(tmp_path / "f" / label / f"{i}.png")
+        (tmp_path / "f" / label / "._0.png").write_bytes(b"a file manager's")
+    data = load(str(tmp_path / "f"))
+    np.testing.assert_array_equal(data.train.images[0, 0], deep >> 8)
+
+
+def test_crops_and_flips_need_augmentation_and_fit_the_images():
+    with pytest.raises(ebl.InputError, match="add --augment"):
+        dataclasses.replace(preset("quick"), crop=2)
+    with pytest.raises(ebl.InputError, match="crop = 28"):
+        dataclasses.replace(preset("quick"), crop=28, augment=True)
 
 
 def test_holding_out_is_stratified_seeded_and_exact():
@@ -141,6 +207,8 @@ def test_holding_out_is_stratified_seeded_and_exact():
     assert len(held_out(uneven, 4 / 9, seed=0)[1].labels) == 4
     with pytest.raises(ebl.InputError, match="cannot be held out"):
         held_out(uneven, 0.0, seed=0)
+    rare = Split(torch.zeros(25, 1, 1, 1, dtype=torch.uint8), torch.tensor([0] * 12 + [1] + [2] * 12))
+    assert held_out(rare, 0.2, seed=0)[0].labels.unique().tolist() == [0, 1, 2]
 
 
 def test_two_ranks_see_disjoint_halves_of_the_same_batch():

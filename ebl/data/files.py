@@ -93,7 +93,7 @@ def check(name: str, found: Found, again: bool = False) -> list[str]:
     members = found.form.train + found.form.test
     if found.form.archive is not None and found.paths[0].name == found.form.archive.name:
         path = found.paths[0]
-        if _remembered(path) and not again:
+        if _remembered(path, name) and not again:
             return [f"{path}: checked before"]
         if _md5(path) == found.form.archive.md5:
             said.append(f"{path}: as distributed")
@@ -102,10 +102,10 @@ def check(name: str, found: Found, again: bool = False) -> list[str]:
                 if file.md5 is None or hashlib.md5(found.read(file)).hexdigest() != file.md5:
                     raise InputError(f"{path}: {file.name} inside is not {name}'s (its MD5 differs); fetch it again")
             said.append(f"{path}: packed anew, its content as distributed")
-        _remember(path)
+        _remember(path, name)
         return said
     for file, path in zip(members, found.paths, strict=True):
-        if _remembered(path) and not again:
+        if _remembered(path, f"{name}/{file.name}") and not again:
             said.append(f"{path}: checked before")
             continue
         digest = _md5(path)
@@ -115,13 +115,17 @@ def check(name: str, found: Found, again: bool = False) -> list[str]:
         elif file.md5 is None or (file.content is None and not path.name.endswith(".gz") and file.name.endswith(".gz")):
             said.append(f"{path}: no hash is known for this form; its structure is checked when it is read")
         else:
-            raise InputError(f"{path} is not {name}'s file (MD5 {digest}, expected {file.md5}): fetch it again")
-        _remember(path)
+            raise InputError(
+                f"{path} is not {name}'s file (MD5 {digest}, expected {file.md5}): remove it and run `ebl data fetch {name}`"
+            )
+        _remember(path, f"{name}/{file.name}")
     return said
 
 
 def _folders(form: Form, root: Path, name: str) -> list[Path]:
-    return [*(root / folder for folder in form.folders), root / name, root]
+    """Where loose files may be. A bare root only where every file's content has a known hash: names alone tell no set."""
+    known = all(file.content or not file.name.endswith(".gz") for file in form.train + form.test)
+    return [*(root / folder for folder in form.folders), root / name, *([root] if known else [])]
 
 
 def _either(folder: Path, file: File) -> Path | None:
@@ -164,7 +168,7 @@ def _memory() -> Path:
     return cache_folder() / "checked.json"
 
 
-def _load_memory() -> dict[str, list[int]]:
+def _load_memory() -> dict[str, list[int | str]]:
     try:
         found = json.loads(_memory().read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -172,17 +176,18 @@ def _load_memory() -> dict[str, list[int]]:
     return found if isinstance(found, dict) else {}
 
 
-def _stamp(path: Path) -> list[int]:
+def _stamp(path: Path, meaning: str) -> list[int | str]:
+    """Changes with the file, and with what it was checked to be."""
     stat = path.stat()
-    return [stat.st_size, stat.st_mtime_ns]
+    return [stat.st_size, stat.st_mtime_ns, meaning]
 
 
-def _remembered(path: Path) -> bool:
-    return _load_memory().get(str(path.resolve())) == _stamp(path)
+def _remembered(path: Path, meaning: str) -> bool:
+    return _load_memory().get(str(path.resolve())) == _stamp(path, meaning)
 
 
-def _remember(path: Path) -> None:
-    memory = _load_memory() | {str(path.resolve()): _stamp(path)}
+def _remember(path: Path, meaning: str) -> None:
+    memory = _load_memory() | {str(path.resolve()): _stamp(path, meaning)}
     try:
         _memory().parent.mkdir(parents=True, exist_ok=True)
         write_atomically(_memory(), (json.dumps(memory, indent=1) + "\n").encode())

@@ -8,6 +8,7 @@ from __future__ import annotations
 import io
 import pickle
 import zlib
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -45,7 +46,7 @@ def read_idx(raw: bytes, name: str) -> Images:
         raise InputError(f"{name} is no idx file of bytes: it starts with {raw[:4].hex(' ')}, not 00 00 08; fetch it again")
     head = 4 + 4 * raw[3]
     shape = tuple(int(v) for v in np.frombuffer(raw[4:head], ">u4")) if len(raw) >= head else (1 << 40,)
-    if len(raw) != head + int(np.prod(shape)):
+    if len(raw) != head + prod(shape):
         raise InputError(f"{name} is cut short: {len(raw)} bytes do not hold {'×'.join(map(str, shape))}; fetch it again")
     return np.frombuffer(raw, np.uint8, offset=head).reshape(shape)
 

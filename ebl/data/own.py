@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import zipfile
+import zlib
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -57,8 +58,11 @@ def _load(name: str, *_: int) -> Dataset:
         train, test = held_out(splits["all"], share=0.2, seed=0)
     labels = torch.cat([train.labels, test.labels])
     num_classes = int(labels.max()) + 1
-    if int(labels.min()) < 0 or num_classes < 2 or num_classes > 100_000:
-        raise InputError(f"{name}: labels run from {int(labels.min())} to {int(labels.max())}; number the classes 0, 1, 2, …")
+    if int(labels.min()) < 0 or num_classes < 2 or train.labels.unique().numel() != num_classes:
+        raise InputError(
+            f"{name}: labels run from {int(labels.min())} to {int(labels.max())}, {train.labels.unique().numel()} of them in "
+            "the training set; number the classes 0, 1, 2, … and give each a training image"
+        )
     pixels = train.images.transpose(0, 1).flatten(1)
     share = pixels.shape[1] // 4_000_000 + 1  # a sample of the pixels is enough
     sample = pixels[:, ::share].double() / 255
@@ -77,9 +81,9 @@ def _load(name: str, *_: int) -> Dataset:
 def _read_npz(path: Path) -> dict[str, tuple[Images, Labels]]:
     try:
         with np.load(path, allow_pickle=False) as file:
-            arrays = {name: file[name] for name in file.files} if isinstance(file, np.lib.npyio.NpzFile) else {}
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile, KeyError) as error:
-        raise InputError(f"{path} is no .npz of plain arrays ({error}): write it with numpy.savez") from error
+            arrays = {name: file[name] for name in file.files}
+    except (OSError, ValueError, EOFError, TypeError, NotImplementedError, zipfile.BadZipFile, zlib.error, KeyError) as error:
+        raise InputError(f"{path} is no whole .npz of plain arrays: write it with numpy.savez") from error
     if {"images", "labels"} <= set(arrays):
         wanted = {"all": ("images", "labels")}
     elif {"train_images", "train_labels", "test_images", "test_labels"} <= set(arrays):
@@ -96,8 +100,14 @@ def _images(x: Any, path: Path) -> Images:
     """Bytes as (N, C, H, W)."""
     if x.dtype != np.uint8:
         raise InputError(f"{path}: images are {x.dtype}; give bytes (uint8) from 0 to 255")
+    if 0 in x.shape[1:]:
+        raise InputError(f"{path}: images have shape {x.shape}; give images with pixels")
     if x.ndim == 3:
         return x[:, None]
+    if x.ndim == 4 and x.shape[1] in (1, 3) and x.shape[3] in (1, 3):
+        raise InputError(
+            f"{path}: images of shape {x.shape} may have their channels first or last; give (N, H, W) or larger ones"
+        )
     if x.ndim == 4 and x.shape[1] in (1, 3):
         return x
     if x.ndim == 4 and x.shape[3] in (1, 3):
@@ -115,9 +125,16 @@ def _read_folder(path: Path) -> dict[str, tuple[Images, Labels]]:
     folders = {"all": path}
     if (path / "train").is_dir() and (path / "test").is_dir():
         folders = {"train": path / "train", "test": path / "test"}
-    classes = sorted(p.name for p in next(iter(folders.values())).iterdir() if p.is_dir() and not p.name.startswith("."))
-    if len(classes) < 2:
-        raise InputError(f"{path}: {len(classes)} folders of images; it needs a folder for each class, two at least")
+    found = [sorted(p.name for p in f.iterdir() if p.is_dir() and not p.name.startswith(".")) for f in folders.values()]
+    classes = found[0]
+    if len(classes) < 2 or "train" in classes:
+        raise InputError(
+            f"{path} holds {', '.join(classes) or 'no folders'}: it needs a folder for each class (two at least), "
+            "or train and test with those"
+        )
+    if found[-1] != classes:
+        differ = ", ".join(sorted(set(classes) ^ set(found[-1])))
+        raise InputError(f"{path}: train and test differ in {differ}; give both a folder for each class")
     return {part: _read_classes(folder, classes) for part, folder in folders.items()}
 
 
@@ -130,15 +147,19 @@ def _read_classes(folder: Path, classes: list[str]) -> tuple[Images, Labels]:
     labels = []
     first: Path | None = None
     for label, name in enumerate(classes):
-        files = sorted(p for p in (folder / name).glob("*") if p.suffix.lower() in SUFFIXES)
+        files = sorted(p for p in (folder / name).glob("[!.]*") if p.suffix.lower() in SUFFIXES)
         if not files:
             raise InputError(f"{folder / name} holds no images ({' '.join(SUFFIXES)}): fill it or remove it")
         for file in files:
             try:
                 with Image.open(file) as image:
-                    grey = image.mode in ("1", "L", "I", "I;16")
-                    x = np.asarray(image.convert("L" if grey else "RGB"))
-            except (OSError, ValueError, SyntaxError) as error:
+                    if image.mode in ("I", "F"):
+                        raise ValueError(f"its pixels are of mode {image.mode}, not bytes")
+                    deep = image.mode.startswith("I;16")
+                    grey = deep or image.mode in ("1", "L")
+                    x = np.asarray(image) >> 8 if deep else np.asarray(image.convert("L" if grey else "RGB"))
+                    x = x.astype(np.uint8)
+            except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
                 raise InputError(f"{file} cannot be read ({error}): mend or remove it") from error
             x = x[None] if grey else x.transpose(2, 0, 1)
             if images and x.shape != images[0].shape:

@@ -45,9 +45,11 @@ def held_out(split: Split, share: float, seed: int) -> tuple[Split, Split]:
         rows = (split.labels == label).nonzero()[:, 0]
         exact += share * len(rows)
         count = round(exact) - int(chosen.sum())  # the rounding of one class is made good by the next
+        count = max(0, min(count, len(rows) - 1))  # each class keeps an example
         chosen[rows[torch.randperm(len(rows), generator=generator)[:count]]] = True
     if not bool(chosen.any()) or bool(chosen.all()):
-        raise InputError(f"{share:.3g} of {len(split.labels)} images cannot be held out: give more images, or another number")
+        part = round(share * len(split.labels))
+        raise InputError(f"{part} of {len(split.labels)} images cannot be held out: give more images, or another number")
     return split.take((~chosen).nonzero()[:, 0]), split.take(chosen.nonzero()[:, 0])
 
 
