@@ -23,7 +23,6 @@ from rich.progress import (
     DownloadColumn,
     Progress,
     TextColumn,
-    TimeElapsedColumn,
     TimeRemainingColumn,
     TransferSpeedColumn,
 )
@@ -310,11 +309,10 @@ class _Shown:
         self.config = config
         self.bar = Progress(
             TextColumn("{task.description}"),
-            BarColumn(bar_width=12),
+            BarColumn(bar_width=10),
             TextColumn("{task.fields[news]}"),
-            TimeElapsedColumn(),
-            TextColumn("left"),
             TimeRemainingColumn(),
+            TextColumn("left"),
             console=console,
         )
         self.task = self.bar.add_task("epoch 1", total=config.epochs, news="")
