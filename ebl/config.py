@@ -163,7 +163,7 @@ def from_json(text: str, name: str = "config.json") -> Config:
 
 
 def differences(a: Config, b: Config) -> list[str]:
-    """What differs, as `name: a, not b`."""
+    """What differs, each as `NAME a there, b now`."""
     flat_a, flat_b = _flatten(dataclasses.asdict(a)), _flatten(dataclasses.asdict(b))
     return [f"{name} {flat_a[name]} there, {flat_b[name]} now" for name in flat_a if flat_a[name] != flat_b[name]]
 

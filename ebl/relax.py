@@ -108,7 +108,7 @@ def sweep(
     memo: Memo,
     watch: bool = False,
 ) -> tuple[State, list[Tensor]]:
-    """One iteration: the new state and, if watched, each block's rms distance to its minimiser when its turn came."""
+    """One iteration: the new state and, if watched, each block's rms way to where its update leads when its turn came."""
     bounds = bounds_of(net, len(state))
     closed_form = getattr(net, "update", None)
     gaps = []
