@@ -32,6 +32,7 @@ from ebl.config import Config
 from ebl.data import SPECS, load
 from ebl.data.batches import Batches
 from ebl.data.files import check, data_folder, find, is_here
+from ebl.data.fingerprint import check_data
 from ebl.data.own import describe, is_own
 from ebl.data.sources import FORMS
 from ebl.errors import InputError, choose
@@ -212,6 +213,7 @@ def evaluate_command(argv: list[str]) -> None:
     if args.omega is not None:
         schedule = replace(schedule, omega=_omega(args.omega))
     data = load(config.dataset, args.data_dir)
+    check_data(args.run, data)
     batches = Batches(data.test.to(args.device), config.entry, config.test_batch_size)
     found = evaluate(net, batches, schedule)
     if args.json:

@@ -1,7 +1,7 @@
 """Training: a config in, a run folder out. A run can be killed at any moment and resumed to the bit.
 
-A run folder holds config.json, metrics.jsonl (one line an epoch, the same whenever and however often the run was killed),
-times.jsonl (wall-clock), checkpoint.safetensors (the newest) and, at the end, result.json.
+A run folder holds config.json, data.json (what the data were), metrics.jsonl (one line an epoch, the same whenever and however
+often the run was killed), times.jsonl (wall-clock), checkpoint.safetensors (the newest) and, at the end, result.json.
 """
 
 from __future__ import annotations
@@ -26,6 +26,8 @@ from ebl.config import Config, build_network, differences, read_config, to_json
 from ebl.costs import SquaredError
 from ebl.data import Dataset, checked_split, load
 from ebl.data.batches import Batches
+from ebl.data.fingerprint import check_data, keep_data
+from ebl.data.own import is_own
 from ebl.data.splits import held_out, seeded
 from ebl.errors import InputError
 from ebl.models.hopfield import Hopfield, per_layer
@@ -69,6 +71,7 @@ def train(
         checked_split(data.name, config.entry, split)
     run = _Run(config, data, device)
     with _claim(out, config, resume):
+        keep_data(out, data)
         return _train(run, out, watch, checkpoint_seconds)
 
 
@@ -126,6 +129,8 @@ def load_run(folder: str | Path, device: str = "cpu") -> tuple[Config, Hopfield]
     if not (folder / "config.json").exists():
         raise InputError(f"{folder} is not a run folder: it has no config.json; give the --out of an `ebl train`")
     config = read_config(folder / "config.json")
+    if is_own(config.dataset):  # the network's shape and the normalisation come from these data
+        check_data(folder, load(config.dataset))
     net = build_network(config).to(check_device(device))
     path = folder / "checkpoint.safetensors"
     fill(path, dict(net.state_dict()), load_checkpoint(path)[0])

@@ -1,6 +1,9 @@
 """Data of the user's own: an .npz, or folders of images."""
 
 import dataclasses
+import hashlib
+import json
+import re
 
 import numpy as np
 import pytest
@@ -8,6 +11,7 @@ import torch
 from PIL import Image
 
 import ebl
+from ebl.cli import main
 from ebl.config import Config, Model
 from ebl.data import load, spec
 from ebl.data.batches import Batches
@@ -157,9 +161,8 @@ def _broken_image(path):
     return root
 
 
-def test_own_data_train_and_load_again(tmp_path):
-    path = npz(tmp_path / "mine.npz", images=X, labels=Y)
-    config = dataclasses.replace(
+def small_run(path):
+    return dataclasses.replace(
         preset("quick"),
         dataset=path,
         model=Model(hidden=(4, 4), gains=(0.5,)),
@@ -170,11 +173,85 @@ def test_own_data_train_and_load_again(tmp_path):
         crop=2,
         augment=True,
     )
+
+
+def test_own_data_train_and_load_again(tmp_path):
+    path = npz(tmp_path / "mine.npz", images=X, labels=Y)
     assert spec(path).num_classes == 3
-    result = train(config, tmp_path / "run")
+    result = train(small_run(path), tmp_path / "run")
     assert {"val_error", "val_cost", "test_error"} <= set(result["final"])
     _, net = load_run(tmp_path / "run")
     assert net.input_shape == (3, 8, 12)
+
+
+def test_a_run_keeps_the_counts_and_hashes_of_its_data(tmp_path):
+    path = npz(tmp_path / "mine.npz", train_images=X, train_labels=Y, test_images=X[:5], test_labels=Y[:5])
+    train(small_run(path), tmp_path / "run")
+
+    def sha256(x, y):
+        return hashlib.sha256(x.transpose(0, 3, 1, 2).tobytes() + y.astype("<i8").tobytes()).hexdigest()
+
+    assert json.loads((tmp_path / "run" / "data.json").read_text()) == {
+        "train_images": 30,
+        "test_images": 5,
+        "image_shape": [3, 8, 12],
+        "train_sha256": sha256(X, Y),
+        "test_sha256": sha256(X[:5], Y[:5]),
+    }
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"train_images": X[:-1], "train_labels": Y[:-1]}, "train_images 30 then, 29 now"),
+        ({"train_images": X // 2}, r"\(other content in the training set\)"),
+        ({"train_labels": Y[::-1]}, r"\(other content in the training set\)"),
+        ({"test_images": X[1:6]}, r"\(other content in the test set\)"),
+        ({"train_labels": np.arange(30) % 4}, "other content"),  # one class more: another network
+        ({"train_images": X[:, :, ::2], "test_images": X[:5, :, ::2]}, r"image_shape \[3, 8, 12\] then, \[3, 8, 6\] now"),
+    ],
+)
+def test_data_that_changed_since_training_are_refused(tmp_path, capsys, change, said):
+    arrays = {"train_images": X, "train_labels": Y, "test_images": X[:5], "test_labels": Y[:5]}
+    path, out = npz(tmp_path / "mine.npz", **arrays), tmp_path / "run"
+    dense = dataclasses.replace(small_run(path), model=Model("dense", (4, 4)))
+    before = train(dense, out)
+    npz(tmp_path / "mine.npz", **(arrays | change))
+    line = rf"mine.npz' has changed since .*run was trained on it \(?.*{said}.*: restore it, or train again with another --out$"
+    with pytest.raises(ebl.InputError, match=line):
+        train(dense, out, resume=True)
+    with pytest.raises(ebl.InputError, match=line):
+        load_run(out)
+    with pytest.raises(SystemExit) as stop:
+        main(["evaluate", str(out)])
+    assert stop.value.code == 2
+    assert re.search(line, capsys.readouterr().err.strip())
+    (out / "data.json").rename(tmp_path / "data.json")  # as runs were before there was one
+    assert train(dense, out, resume=True) == before
+    assert not (out / "data.json").exists()
+    npz(tmp_path / "mine.npz", **arrays)
+    (tmp_path / "data.json").rename(out / "data.json")
+    assert train(dense, out, resume=True) == before
+    main(["evaluate", str(out)])
+
+
+def test_an_image_moved_to_another_class_is_a_change(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    folder(tmp_path / "mine")
+    train(small_run("./mine"), tmp_path / "run")
+    (tmp_path / "mine" / "a" / "00.png").rename(tmp_path / "mine" / "b" / "00.png")
+    with pytest.raises(ebl.InputError, match=r"dataset = '\./mine' has changed since"):
+        load_run(tmp_path / "run")
+
+
+def test_a_named_dataset_that_is_not_the_one_trained_on_is_refused(tmp_path, capsys):
+    data = load("fashion-mini")
+    few = dataclasses.replace(data, train=data.train.take(torch.arange(40)))
+    train(dataclasses.replace(preset("quick"), model=Model(hidden=(2, 2)), epochs=1), tmp_path / "run", dataset=few)
+    with pytest.raises(SystemExit):
+        main(["evaluate", str(tmp_path / "run")])
+    assert "'fashion-mini' has changed" in (said := capsys.readouterr().err)
+    assert "(train_images 40 then, 5000 now)" in said
 
 
 def test_deep_grey_images_keep_their_upper_bytes_and_hidden_files_are_no_images(tmp_path):

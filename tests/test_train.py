@@ -46,14 +46,16 @@ def few(train: int = 40, test: int = 20) -> Dataset:
 
 
 def contents(out: Path) -> dict[str, bytes]:
-    """All that must not depend on kills: config, metrics, the checkpoint."""
-    return {name: (out / name).read_bytes() for name in ("config.json", "metrics.jsonl", "checkpoint.safetensors")}
+    """All that must not depend on kills: config, data, metrics, the checkpoint."""
+    names = ("config.json", "data.json", "metrics.jsonl", "checkpoint.safetensors")
+    return {name: (out / name).read_bytes() for name in names}
 
 
 def test_a_run_folder_holds_config_metrics_times_checkpoint_and_result(tmp_path):
     result = train(SMALL, tmp_path / "run", dataset=few())
     assert {p.name for p in (tmp_path / "run").iterdir()} == {
         "config.json",
+        "data.json",
         "metrics.jsonl",
         "times.jsonl",
         "checkpoint.safetensors",
@@ -186,7 +188,7 @@ def run_script(out: Path, sabotage: str = "", **options) -> subprocess.Popen:
 def test_killed_inside_checkpoint_writes_and_at_random_a_run_ends_byte_for_byte_the_same(tmp_path):
     train(SMALL, tmp_path / "whole", dataset=few())
     out = tmp_path / "killed"
-    for call in (1, 6, 7, 9, 12):  # half a config; then in the middle of later files and folders
+    for call in (1, 3, 8, 9, 11, 14):  # half a config, half a data.json; then in the middle of later files and folders
         process = run_script(out, IN_THE_WRITE.format(call=call))
         assert process.wait(60) == -signal.SIGKILL
     for epochs in (1, 2):  # killed in training, as soon as so many epochs are told of
@@ -206,7 +208,7 @@ def test_loaded_tensors_start_where_fresh_ones_do(tmp_path):
     assert all(t.data_ptr() % 64 == 0 for t in tensors.values())
 
 
-@pytest.mark.parametrize("calls_before", [12, 13, 14, 15])
+@pytest.mark.parametrize("calls_before", [14, 15, 16, 17])
 def test_a_full_disk_is_one_line_and_loses_nothing(tmp_path, monkeypatch, calls_before):
     train(dataclasses.replace(SMALL, epochs=3), tmp_path / "whole", dataset=few())
     calls = []

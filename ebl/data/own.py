@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import zipfile
 import zlib
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -34,7 +35,7 @@ def load_own(name: str) -> Dataset:
     path = Path(name).expanduser()
     if not path.exists():
         raise InputError(f"dataset = {name!r}: there is no such file or folder; give an .npz, a folder, or a dataset's name")
-    return _load(str(path), *_stamp(path))
+    return replace(_load(str(path), _stamp(path)), name=name)
 
 
 def describe(data: Dataset) -> str:
@@ -45,7 +46,7 @@ def describe(data: Dataset) -> str:
 
 
 @lru_cache(maxsize=2)
-def _load(name: str, *_: int) -> Dataset:
+def _load(name: str, _: frozenset[tuple[str, int, int]]) -> Dataset:
     path = Path(name)
     parts = _read_folder(path) if path.is_dir() else _read_npz(path)
     splits = {}
@@ -174,8 +175,7 @@ def _size(x: Any) -> str:
     return "×".join(map(str, x.shape))
 
 
-def _stamp(path: Path) -> tuple[int, ...]:
-    """Changes when the data do: a file's size and time, or those of all files below a folder."""
+def _stamp(path: Path) -> frozenset[tuple[str, int, int]]:
+    """Changes when the data do: name, size and time of the file, or of all files below a folder."""
     files = [path] if path.is_file() else [p for p in path.rglob("*") if p.is_file()]
-    stats = [p.stat() for p in files]
-    return len(stats), sum(s.st_size for s in stats), max((s.st_mtime_ns for s in stats), default=0)
+    return frozenset((str(p), p.stat().st_size, p.stat().st_mtime_ns) for p in files)
