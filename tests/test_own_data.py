@@ -69,6 +69,27 @@ def test_a_folder_of_images_for_each_class(tmp_path):
     assert data.train.labels.tolist() == [0] * 10 + [1] * 10 + [2] * 10
 
 
+def test_images_in_folders_below_a_class_are_read_in_order(tmp_path):
+    for split in ("train", "test"):
+        folder(tmp_path / "mine", split)
+    below = tmp_path / "mine" / "train" / "b" / "07" / "deeper"
+    below.mkdir(parents=True)
+    for file in ("25.png", "28.png"):
+        (tmp_path / "mine" / "train" / "b" / file).rename(below / file)
+    (below / "._28.png").write_bytes(b"a file manager's")
+    (below / ".thumbnails").mkdir()
+    Image.fromarray(X[0]).save(below / ".thumbnails" / "25.png")
+    (below / "round").symlink_to(tmp_path / "mine" / "train" / "b")  # a link that leads back adds nothing
+    (below / "gone.txt").symlink_to("nowhere")
+    (tmp_path / "mine" / "train" / "c").rename(tmp_path / "elsewhere")
+    (tmp_path / "mine" / "train" / "c").mkdir()
+    (tmp_path / "mine" / "train" / "c" / "linked").symlink_to(tmp_path / "elsewhere")
+    data = load(str(tmp_path / "mine"))
+    order = [*range(0, 30, 3), 1, 4, 25, 28, 7, 10, 13, 16, 19, 22, *range(2, 30, 3)]  # 07/deeper comes before 07.png
+    np.testing.assert_array_equal(data.train.images, X[order].transpose(0, 3, 1, 2))
+    assert data.train.labels.tolist() == [0] * 10 + [1] * 10 + [2] * 10
+
+
 @pytest.mark.parametrize(
     ("make", "words"),
     [

@@ -2,7 +2,8 @@
 
 mine.npz holds `images` and `labels`, or `train_images`, `train_labels`, `test_images`, `test_labels`: bytes of shape
 (N, H, W), (N, H, W, C) or (N, C, H, W) with 1 or 3 channels. mine/ holds CLASS/*.png, or train/CLASS/*.png and
-test/CLASS/*.png. Where no test set is given, a fifth of each class is held out. Mean and std are the training images'.
+test/CLASS/*.png; folders below CLASS are read too. Where no test set is given, a fifth of each class is held out. Mean and
+std are the training images'.
 """
 
 from __future__ import annotations
@@ -148,7 +149,7 @@ def _read_classes(folder: Path, classes: list[str]) -> tuple[Images, Labels]:
     labels = []
     first: Path | None = None
     for label, name in enumerate(classes):
-        files = sorted(p for p in (folder / name).glob("[!.]*") if p.suffix.lower() in SUFFIXES)
+        files = [p for p in _files_below(folder / name) if p.suffix.lower() in SUFFIXES]
         if not files:
             raise InputError(f"{folder / name} holds no images ({' '.join(SUFFIXES)}): fill it or remove it")
         for file in files:
@@ -175,7 +176,23 @@ def _size(x: Any) -> str:
     return "×".join(map(str, x.shape))
 
 
+def _files_below(folder: Path) -> list[Path]:
+    """All files in a folder and its folders, in order; hidden ones are left out, links followed once."""
+    found: list[Path] = []
+    seen: set[Path] = set()
+    for place, folders, names in os.walk(folder, followlinks=True, onerror=_fail):
+        real = Path(place).resolve()
+        folders[:] = sorted(name for name in folders if not name.startswith(".") and real not in seen)
+        found += [Path(place, name) for name in names if not name.startswith(".") and real not in seen]
+        seen.add(real)
+    return sorted(found)
+
+
+def _fail(error: OSError) -> None:
+    raise InputError(f"{error.filename} cannot be read ({error.strerror}): check its permissions") from error
+
+
 def _stamp(path: Path) -> frozenset[tuple[str, int, int]]:
     """Changes when the data do: name, size and time of the file, or of all files below a folder."""
-    files = [path] if path.is_file() else [p for p in path.rglob("*") if p.is_file()]
+    files = [path] if path.is_file() else [p for p in _files_below(path) if p.is_file()]
     return frozenset((str(p), p.stat().st_size, p.stat().st_mtime_ns) for p in files)
