@@ -90,6 +90,18 @@ def test_images_in_folders_below_a_class_are_read_in_order(tmp_path):
     assert data.train.labels.tolist() == [0] * 10 + [1] * 10 + [2] * 10
 
 
+def test_a_bare_name_that_is_here_is_told_how_to_be_written(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    folder(tmp_path / "mine")
+    (tmp_path / "pictures").write_bytes(b"")
+    for name, kind in (("mine", "folder"), ("pictures", "file")):
+        with pytest.raises(ebl.InputError, match=rf"dataset = '{name}' is a {kind} here.*: write \./{name}, or use one of fa"):
+            Config(dataset=name)
+    assert len(load("./mine").test.labels) == 6
+    with pytest.raises(ebl.InputError, match="dataset = '' is unknown"):
+        load("")
+
+
 @pytest.mark.parametrize(
     ("make", "words"),
     [

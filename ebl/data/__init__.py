@@ -25,7 +25,14 @@ EMBEDDED = {"fashion-mini": ("fashion_mini.npz", "4c10d8353f50c6280de7e210e59616
 
 def spec(name: str) -> Spec:
     """What is known of a dataset: its entry, or what its file or folder shows."""
-    return load_own(name).spec if is_own(name) else SPECS[choose("dataset", name, SPECS)]
+    if is_own(name):
+        return load_own(name).spec
+    if name and name not in SPECS and Path(name).exists():
+        kind = "folder" if Path(name).is_dir() else "file"
+        raise InputError(
+            f"dataset = {name!r} is a {kind} here, not a dataset's name: write ./{name}, or use one of {', '.join(SPECS)}"
+        )
+    return SPECS[choose("dataset", name, SPECS)]
 
 
 def load(name: str, data_dir: str | Path | None = None) -> Dataset:
