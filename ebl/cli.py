@@ -31,7 +31,7 @@ from rich.table import Table
 from ebl.config import Config
 from ebl.data import SPECS, load
 from ebl.data.batches import Batches
-from ebl.data.files import check, data_folder, find, is_here
+from ebl.data.files import check, data_folder, find, whereabouts
 from ebl.data.fingerprint import check_data
 from ebl.data.own import describe, is_own
 from ebl.data.sources import FORMS
@@ -256,7 +256,7 @@ def data_command(argv: list[str]) -> None:
         return
     table = Table("dataset", "images", "classes", "files", box=SIMPLE_HEAD)
     for name, entry in SPECS.items():
-        where = "in the package" if name not in FORMS else f"in {root}" if is_here(name, root) else "not here"
+        where = whereabouts(name, root) if name in FORMS else "in the package"
         table.add_row(name, f"{entry.channels}×{entry.size[0]}×{entry.size[1]}", str(entry.num_classes), where)
     console.print(table)
 

@@ -349,6 +349,22 @@ def test_the_data_command_lists_checks_and_says_what_to_do(small, capsys, monkey
         assert said in capsys.readouterr().err
 
 
+def test_the_list_says_what_an_incomplete_set_has_and_needs(small, capsys):
+    root = small("svhn", 0, SVHN, "SVHN")
+    (root / "SVHN/test_32x32.mat").unlink()
+    (root / "cifar-10-batches-py").mkdir()
+    (root / "cifar-10-batches-py/data_batch_1").write_bytes(b"")
+    small("cifar10", 1, CIFAR10_BIN, "cifar-10-batches-bin")
+    (root / "cifar-10-batches-bin/test_batch.bin").unlink()  # the form that lacks least is told of
+    main(["data", "list", "--data-dir", str(root)])
+    said = " ".join(capsys.readouterr().out.split())
+    assert "incomplete (has train_32x32.mat, needs test_32x32.mat)" in said
+    assert "data_batch_5.bin, needs test_batch.bin)" in said
+    assert said.count("not here") == 4
+    with pytest.raises(ebl.InputError, match=r"cifar10: \S*test_batch.bin missing; fetch the rest with"):
+        load("cifar10", root)
+
+
 STATISTICS = {"cifar10": (0.407, 0.407, 0.434)}  # its std is tripled in the paper
 
 

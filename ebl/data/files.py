@@ -54,21 +54,18 @@ class Found:
 
 def find(name: str, root: Path) -> Found:
     """The first form of a dataset that is whole, as loose files or as an archive; torchvision's layouts included."""
-    missing = []
     for form in FORMS[name]:
         files = form.train + form.test
         for folder in _folders(form, root, name):
-            paths = [_either(folder, file) for file in files]
-            if all(paths):
-                whole = [path for path in paths if path is not None]
+            whole = [path for path in (_either(folder, file) for file in files) if path is not None]
+            if len(whole) == len(files):
                 return Found(form, tuple(whole), dict(zip(files, (path.read_bytes for path in whole), strict=True)))
-            if any(paths):
-                missing = [str(folder / f.name) for f, path in zip(files, paths, strict=True) if path is None]
         for folder in (root, root / name):
             if form.archive is not None and (folder / form.archive.name).is_file():
                 return _open_archive(form, folder / form.archive.name)
-    if missing:
-        raise InputError(f"{name}: {', '.join(missing)} missing; fetch the rest with `ebl data fetch {name}`")
+    _, needs = _part(name, root)
+    if needs:
+        raise InputError(f"{name}: {', '.join(map(str, needs))} missing; fetch the rest with `ebl data fetch {name}`")
     raise InputError(f"{name}: no files in {root}; run `ebl data fetch {name}`, or {where_to_put(name, root)}")
 
 
@@ -78,6 +75,14 @@ def is_here(name: str, root: Path) -> bool:
     except InputError:
         return False
     return True
+
+
+def whereabouts(name: str, root: Path) -> str:
+    """In a few words: in a folder, incomplete or not here."""
+    if is_here(name, root):
+        return f"in {root}"
+    has, needs = (", ".join(path.name for path in paths) for paths in _part(name, root))
+    return f"incomplete (has {has}, needs {needs})" if has else "not here"
 
 
 def where_to_put(name: str, root: Path) -> str:
@@ -126,6 +131,18 @@ def _folders(form: Form, root: Path, name: str) -> list[Path]:
     """Where loose files may be. A bare root only where every file's content has a known hash: names alone tell no set."""
     known = all(file.content or not file.name.endswith(".gz") for file in form.train + form.test)
     return [*(root / folder for folder in form.folders), root / name, *([root] if known else [])]
+
+
+def _part(name: str, root: Path) -> tuple[list[Path], list[Path]]:
+    """The files that are here and those that are missing, in the folder that lacks least; two empty lists if none is here."""
+    parts = []
+    for form in FORMS[name]:
+        for folder in _folders(form, root, name):
+            paths = [(folder / file.name, _either(folder, file)) for file in form.train + form.test]
+            has = [path for _, path in paths if path is not None]
+            if has:
+                parts.append((has, [path for path, found in paths if found is None]))
+    return min(parts, key=lambda part: len(part[1]), default=([], []))
 
 
 def _either(folder: Path, file: File) -> Path | None:
