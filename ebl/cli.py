@@ -293,7 +293,6 @@ def fetch_shown(name: str, root: Path) -> None:
             bar.update(tasks[file], completed=done, total=total)
 
         paths = fetch(name, root, progress)
-    check(name, find(name, root))
     console.print(f"{name}: {', '.join(map(str, paths))}", highlight=False, soft_wrap=True)
 
 

@@ -250,6 +250,43 @@ def test_one_flipped_bit_is_noticed(small, packed, folder, file):
         load("cifar10", root)
 
 
+def test_a_right_archive_is_used_where_a_loose_file_is_damaged(small, caplog):
+    root = small("cifar10", 0, CIFAR10, ".", True)
+    (root / "cifar-10-batches-py").mkdir()
+    for name, raw in CIFAR10.items():
+        (root / "cifar-10-batches-py" / name).write_bytes(raw)
+    load("cifar10", root)
+    assert caplog.records == []  # the loose files are right: the archive does not matter
+    (root / "cifar-10-batches-py/data_batch_3").write_bytes(pickled(slice(0, 1)))
+    for _ in range(2):
+        caplog.clear()
+        np.testing.assert_array_equal(load("cifar10", root).train.images, PIXELS[:6])
+        (record,) = caplog.records
+        assert record.levelname == "WARNING"
+        assert "data_batch_3 is not cifar10's file" in record.getMessage()
+        assert record.getMessage().endswith("cifar-10-python.tar.gz is used")
+    caplog.clear()
+    assert [path.name for path in fetch("cifar10", root)] == ["cifar-10-python.tar.gz"]  # nothing needs to be fetched
+    assert len(caplog.records) == 1
+    (root / "cifar-10-python.tar.gz").write_bytes(b"damaged too")
+    with pytest.raises(ebl.InputError, match="data_batch_3 is not cifar10's file"):
+        load("cifar10", root)
+
+
+def test_a_form_of_known_hashes_goes_before_one_of_none(small, monkeypatch, caplog):
+    root = small("cifar100", 1, CIFAR100_BIN, ".", True)
+    form, other = FORMS["cifar100"]
+    unknown = [tuple(dataclasses.replace(f, md5=None) for f in part) for part in (form.train, form.test)]
+    form = dataclasses.replace(form, train=unknown[0], test=unknown[1])  # as its real entry is
+    monkeypatch.setitem(sources.FORMS, "cifar100", (form, other))
+    (root / "train.bin").write_bytes(binary(slice(1, 7), True))  # of the right structure
+    (root / "test.bin").write_bytes(CIFAR100_BIN["test.bin"])
+    np.testing.assert_array_equal(load("cifar100", root).train.images, PIXELS[:6])
+    (root / "cifar-100-binary.tar.gz").unlink()
+    np.testing.assert_array_equal(load("cifar100", root).train.images, PIXELS[1:7])
+    assert caplog.records == []
+
+
 def test_missing_files_are_named_with_the_remedy(small, tmp_path):
     with pytest.raises(ebl.InputError, match=r"no files in .*ebl data fetch svhn.*put train_32x32.mat, test_32x32.mat into"):
         load("svhn", tmp_path)

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from ebl.data.files import Found, check, data_folder, find
+from ebl.data.files import Found, data_folder, find_right
 from ebl.data.formats import read_cifar_binary, read_cifar_python, read_idx_pair, read_mat
 from ebl.data.own import is_own, load_own
 from ebl.data.sources import File
@@ -43,8 +43,7 @@ def load(name: str, data_dir: str | Path | None = None) -> Dataset:
     entry = spec(name)
     if name in EMBEDDED:
         return _load_embedded(name, entry)
-    found = find(name, data_folder(data_dir))
-    check(name, found)
+    found = find_right(name, data_folder(data_dir))
     return Dataset(name, entry, _read(name, entry, found, found.form.train), _read(name, entry, found, found.form.test))
 
 

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from ebl.data.files import check, find, where_to_put
+from ebl.data.files import find_right, where_to_put
 from ebl.data.sources import FORMS
 from ebl.errors import InputError
 
@@ -29,9 +29,7 @@ def fetch(name: str, root: Path, progress: Progress | None = None) -> list[Path]
         raise InputError('fetching needs the pooch package: pip install "ebl[data]"') from error
     pooch.utils.get_logger().setLevel("ERROR")
     try:
-        there = find(name, root)
-        check(name, there, again=True)
-        return list(there.paths)
+        return list(find_right(name, root, again=True).paths)
     except InputError:
         pass  # not here, or not right: fetched below
     form = FORMS[name][0]
@@ -52,6 +50,7 @@ def fetch(name: str, root: Path, progress: Progress | None = None) -> list[Path]
             else:
                 raise InputError(f"{file.name} could not be fetched ({'; '.join(failures)}): {where_to_put(name, root)}")
         paths.append(path)
+    find_right(name, root)
     return paths
 
 

@@ -10,7 +10,7 @@ import os
 import sys
 import tarfile
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -51,22 +51,41 @@ class Found:
     def read(self, file: File) -> bytes:
         return self.readers[file]()
 
+    @property
+    def archive(self) -> File | None:
+        """The archive that holds the files, if one does."""
+        archive = self.form.archive
+        return archive if archive is not None and self.paths[0].name == archive.name else None
+
+    @property
+    def has_hashes(self) -> bool:
+        return self.archive is not None or all(file.md5 for file in self.form.train + self.form.test)
+
 
 def find(name: str, root: Path) -> Found:
-    """The first form of a dataset that is whole, as loose files or as an archive; torchvision's layouts included."""
-    for form in FORMS[name]:
-        files = form.train + form.test
-        for folder in _folders(form, root, name):
-            whole = [path for path in (_either(folder, file) for file in files) if path is not None]
-            if len(whole) == len(files):
-                return Found(form, tuple(whole), dict(zip(files, (path.read_bytes for path in whole), strict=True)))
-        for folder in (root, root / name):
-            if form.archive is not None and (folder / form.archive.name).is_file():
-                return _open_archive(form, folder / form.archive.name)
+    """The first form of a dataset that is whole."""
+    for found in _whole_forms(name, root):
+        return found
     _, needs = _part(name, root)
     if needs:
         raise InputError(f"{name}: {', '.join(map(str, needs))} missing; fetch the rest with `ebl data fetch {name}`")
     raise InputError(f"{name}: no files in {root}; run `ebl data fetch {name}`, or {where_to_put(name, root)}")
+
+
+def find_right(name: str, root: Path, again: bool = False) -> Found:
+    """The first form of a dataset that is whole and right, known hashes first; a warning names what was passed over."""
+    find(name, root)  # an error if none is whole
+    wrong: list[InputError] = []
+    for found in sorted(_whole_forms(name, root), key=lambda found: not found.has_hashes):
+        try:
+            check(name, found, again)
+        except InputError as error:
+            wrong.append(error)
+            continue
+        if wrong:
+            log.warning("%s; until then %s is used", wrong[0], found.paths[0])
+        return found
+    raise wrong[0]
 
 
 def is_here(name: str, root: Path) -> bool:
@@ -96,11 +115,11 @@ def check(name: str, found: Found, again: bool = False) -> list[str]:
     """Compare every file with its hash; what was checked, a line each. An error names the first that differs."""
     said = []
     members = found.form.train + found.form.test
-    if found.form.archive is not None and found.paths[0].name == found.form.archive.name:
+    if found.archive is not None:
         path = found.paths[0]
         if _remembered(path, name) and not again:
             return [f"{path}: checked before"]
-        if _md5(path) == found.form.archive.md5:
+        if _md5(path) == found.archive.md5:
             said.append(f"{path}: as distributed")
         else:  # packed anew: its files decide
             for file in members:
@@ -125,6 +144,19 @@ def check(name: str, found: Found, again: bool = False) -> list[str]:
             )
         _remember(path, f"{name}/{file.name}")
     return said
+
+
+def _whole_forms(name: str, root: Path) -> Iterator[Found]:
+    """Each form of a dataset that is whole, as loose files or as an archive; torchvision's layouts included."""
+    for form in FORMS[name]:
+        files = form.train + form.test
+        for folder in _folders(form, root, name):
+            whole = [path for path in (_either(folder, file) for file in files) if path is not None]
+            if len(whole) == len(files):
+                yield Found(form, tuple(whole), dict(zip(files, (path.read_bytes for path in whole), strict=True)))
+        for folder in (root, root / name):
+            if form.archive is not None and (folder / form.archive.name).is_file():
+                yield _open_archive(form, folder / form.archive.name)
 
 
 def _folders(form: Form, root: Path, name: str) -> list[Path]:
