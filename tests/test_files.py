@@ -149,6 +149,46 @@ def test_a_recompressed_gzip_is_judged_by_its_content(small):
     assert len(load("mnist", root).train.labels) == 6
 
 
+def test_a_recompressed_kuzushiji_is_judged_by_its_structure(monkeypatch, tmp_path, caplog):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    raw = tmp_path / "data" / "KMNIST" / "raw"
+    raw.mkdir(parents=True)
+    contents = {}
+    for part, count in (("train", 60000), ("t10k", 10000)):
+        contents[f"{part}-images-idx3-ubyte"] = idx(np.zeros((count, 28, 28), np.uint8))
+        contents[f"{part}-labels-idx1-ubyte"] = idx(np.arange(count) % 10)
+    for name, content in contents.items():
+        (raw / f"{name}.gz").write_bytes(gzip.compress(content, 1))
+    (raw / "t10k-images-idx3-ubyte.gz").unlink()
+    (raw / "t10k-images-idx3-ubyte").write_bytes(contents["t10k-images-idx3-ubyte"])  # unpacked: no hash either
+    data = load("kmnist", tmp_path / "data")
+    assert data.train.labels.bincount().tolist() == [6000] * 10
+    (record,) = caplog.records
+    assert "kmnist: no hash of their content is known, only the structure was checked: train-images" in record.getMessage()
+    labels = np.arange(10000) % 10
+    for name, wrong, said in (
+        ("t10k-labels-idx1-ubyte", idx(np.where(labels == 3, 4, labels)), "is not kmnist's file"),  # as in MNIST: uneven
+        ("t10k-labels-idx1-ubyte", idx(labels + 1), "is not kmnist's file"),
+        ("t10k-labels-idx1-ubyte", idx(labels[:9990]), "is not kmnist's file"),
+        ("t10k-labels-idx1-ubyte", contents["t10k-labels-idx1-ubyte"][1:], "no idx file"),
+        ("t10k-images-idx3-ubyte", idx(np.zeros((10000, 27, 28), np.uint8)), "is not kmnist's file"),
+        ("t10k-images-idx3-ubyte", contents["t10k-images-idx3-ubyte"][:-1], "cut short"),
+    ):
+        path = next(raw.glob(f"{name}*"))
+        path.write_bytes(gzip.compress(wrong, 1) if path.suffix else wrong)
+        with pytest.raises(ebl.InputError, match=said):
+            load("kmnist", tmp_path / "data")
+        path.write_bytes(gzip.compress(contents[name], 1) if path.suffix else contents[name])
+    load("kmnist", tmp_path / "data")
+    fashion = FORMS["fashion-mnist"][0]
+    known = dataclasses.replace(fashion.test[1], content=md5(contents["t10k-labels-idx1-ubyte"]))
+    form = dataclasses.replace(fashion, test=(fashion.test[0], known))
+    monkeypatch.setitem(sources.FORMS, "fashion-mnist", (form,))
+    with pytest.raises(ebl.InputError, match=r"t10k-labels-idx1-ubyte.gz is not kmnist's file"):
+        files.check("kmnist", files.find("kmnist", tmp_path / "data"), again=True)
+
+
 def test_an_archive_packed_anew_is_judged_by_its_files(small):
     root = small("cifar10", 0, CIFAR10, ".", True)
     (root / "cifar-10-python.tar.gz").write_bytes(tar_gz("cifar-10-batches-py", {"readme.html": b"hi", **CIFAR10}))

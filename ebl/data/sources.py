@@ -1,6 +1,7 @@
 """The files each dataset is distributed in: names, hashes, folders they are found in, addresses they come from.
 
-`content` is the MD5 of a gzip's decompressed bytes, so that a recompressed or unpacked file is known too.
+`content` is the MD5 of a gzip's decompressed bytes, so that a recompressed or unpacked file is known too. Where it is not
+known, the structure of such a file decides.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ class File:
     name: str
     md5: str | None  # as distributed
     content: str | None = None
+    shape: tuple[int, ...] | None = None  # of an idx file whose content has no known hash; its labels are equally frequent
 
 
 @dataclass(frozen=True)
@@ -32,7 +34,10 @@ class Form:
 
 def _idx(folder: str, urls: tuple[str, ...], md5: tuple[str, ...], content: tuple[str | None, ...]) -> Form:
     names = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
-    files = [File(f"{name}.gz", m, c) for name, m, c in zip(names, md5, content, strict=True)]
+    shapes = ((60000, 28, 28), (60000,), (10000, 28, 28), (10000,))
+    files = [
+        File(f"{name}.gz", m, c, None if c else shape) for name, m, c, shape in zip(names, md5, content, shapes, strict=True)
+    ]
     return Form("idx", tuple(files[:2]), tuple(files[2:]), (f"{folder}/raw", folder), urls)
 
 
