@@ -1,0 +1,181 @@
+"""Which kernel does which product: the fastest that fits, and only after its results were seen to be right on this GPU.
+
+A compiler's fault can depend on tile and pipeline, and on luck, so each choice is run against the definition several times on
+random numbers, with its outputs filled with NaN before.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ebl.engine import gradient, kernels
+from ebl.engine.kernels import CLAMP, POOL, STORE, Layer, Update, layer_update
+
+log = logging.getLogger("ebl")
+
+TRIES = 3
+TOLERANCE = 1e-3  # of the largest value; 16-bit operands with exact sums stay far below
+WRONG_WINNERS = 1e-3  # share of pools that may choose otherwise: near ties
+
+UpdateFunction = Callable[..., None]
+
+
+class Kernels:
+    """The products of one network on one device. On a CPU they are the definitions themselves."""
+
+    def __init__(self, device: torch.device):
+        self.device = device
+        self.chosen: dict[Any, tuple[str, Callable[..., None], int]] = {}
+
+    def update(
+        self, op: Update, x: Tensor, w: Tensor, t: Tensor | None, layer: Layer | None, omega: Tensor | None, watch: bool = False
+    ) -> None:
+        _, function, _ = self._choice(op, x, w)
+        function(op, x, w, t, layer, omega, watch)
+
+    def parts(self, op: Update, x: Tensor, w: Tensor) -> int:
+        """How many parts a stored product comes in."""
+        return self._choice(op, x, w)[2]
+
+    def contrast(self, layer: Layer, signs: Tensor, below: Tensor, above: Tensor | None) -> None:
+        (gradient.contrast if self.device.type == "cpu" else gradient.triton_contrast)(layer, signs, below, above)
+
+    def weight_gradient(self, op: Update, below: Tensor, above: Tensor, out: Tensor) -> None:
+        key = ("gradient", op, below.shape, above.shape, len(out))
+        if key not in self.chosen:
+            self.chosen[key] = self._checked_gradient(op, below, above, out)
+        self.chosen[key][1](op, below, above, out)
+
+    def names(self) -> list[str]:
+        """What was chosen, for logs and benchmarks."""
+        return sorted({name for name, _, _ in self.chosen.values()})
+
+    def _choice(self, op: Update, x: Tensor, w: Tensor) -> tuple[str, UpdateFunction, int]:
+        key = (op, x.shape, w.shape)
+        if key not in self.chosen:
+            self.chosen[key] = self._checked_update(op, x, w)
+        return self.chosen[key]
+
+    def _checked_update(self, op: Update, x: Tensor, w: Tensor) -> tuple[str, UpdateFunction, int]:
+        if self.device.type == "cpu":
+            return "definition", layer_update, 1
+        for name, function, parts in _candidates(op, x, w):
+            if _trusted(name, lambda f=function, p=parts: update_error(op, x, w, f, p)):  # type: ignore[misc]
+                return name, function, parts
+        return "definition", layer_update, 1
+
+    def _checked_gradient(self, op: Update, below: Tensor, above: Tensor, out: Tensor) -> tuple[str, Callable[..., None], int]:
+        if self.device.type == "cpu":
+            return "definition", gradient.weight_gradient, 1
+        found: list[tuple[str, Callable[..., None]]] = [("triton", gradient.triton_weight_gradient)]
+        if _hopper(self.device) and below.shape[3] % 8 == above.shape[3] % 8 == 0 and min(above.shape[1:3]) > 1:
+            from ebl.engine.hopper import hopper_weight_gradient
+
+            found.insert(0, ("hopper", hopper_weight_gradient))
+        for name, function in found:
+            if _trusted(name, lambda f=function: gradient_error(op, below, above, len(out), f)):  # type: ignore[misc]
+                return name, function, 1
+        return "definition", gradient.weight_gradient, 1
+
+
+def _trusted(name: str, error: Callable[[], float]) -> bool:
+    try:
+        found = max(error() for _ in range(TRIES))
+    except Exception as fault:  # a kernel that does not compile or run here is not chosen, whatever the reason
+        log.info("kernel %s cannot be used here (%s)", name, str(fault).splitlines()[0] if str(fault) else type(fault).__name__)
+        return False
+    if not found <= TOLERANCE:
+        log.warning("kernel %s is wrong on this GPU by %.1e: another one is used", name, found)
+    return found <= TOLERANCE
+
+
+def _candidates(op: Update, x: Tensor, w: Tensor) -> Iterator[tuple[str, UpdateFunction, int]]:
+    """The likely fastest first."""
+    if _hopper(x.device):
+        from ebl.engine.hopper import HopperTiles, fits, hopper_update
+
+        height, width = op.map_size(x)
+        num_out = w.shape[2] if op.down else w.shape[0]
+        tiles = -(-len(x) * height * width // 128) * -(-num_out // 128)  # of 128 positions by 128 channels
+        units = torch.cuda.get_device_properties(x.device).multi_processor_count
+        if tiles >= 1.5 * units:  # two on each unit: one computes while the other writes
+            order = [HopperTiles(4, 128, 2, 3), HopperTiles(8, 128, 2, 4)]
+        elif tiles >= 0.75 * units:
+            order = [HopperTiles(4, 128, 3, 4), HopperTiles(4, 128, 2, 3)]
+        else:
+            order = [HopperTiles(4, 64, 3, 4), HopperTiles(4, 64, 2, 3)]
+        for choice in order:
+            if fits(op, x, w, choice):
+                yield f"hopper {choice.warps}x{choice.channels}", partial(hopper_update, tiles=choice), choice.parts
+    yield "triton", kernels.triton_update, 1
+
+
+def _hopper(device: torch.device) -> bool:
+    if device.type != "cuda" or torch.cuda.get_device_capability(device) != (9, 0):
+        return False
+    try:
+        import ebl.engine.hopper  # noqa: F401
+    except ImportError:  # a Triton without Gluon
+        return False
+    return True
+
+
+def update_error(op: Update, x: Tensor, w: Tensor, function: UpdateFunction, parts: int) -> float:
+    """The largest error of a kernel against the definition, on random numbers of the shapes of x and w."""
+    x = torch.rand(x.shape, device=x.device).half()
+    w = (torch.randn(w.shape, device=w.device) / (w.shape[1] * x.shape[3]) ** 0.5).half()
+    height, width = op.map_size(x)
+    shrink = 2 if op.mode == POOL else 1
+    shape = (len(x), height // shrink, width // shrink, w.shape[2] if op.down else w.shape[0])
+    omega = torch.tensor([1.3], device=x.device)
+    if op.mode == STORE:
+        right, found = (torch.full((n, *shape), torch.nan, device=x.device) for n in (1, parts))
+        layer_update(op, x, w, right, None, None)
+        function(op, x, w, found, None, None)
+        return _distance(found.sum(0), right[0])
+    t = torch.randn((1, *shape), device=x.device)
+    right_layer = random_layer(shape, op, x.device)
+    found_layer = replace(right_layer, hi=right_layer.hi.clone(), lo=right_layer.lo.clone())
+    if op.mode == POOL:
+        assert right_layer.u is not None
+        found_layer = replace(found_layer, u=torch.full_like(right_layer.u, torch.nan))
+    layer_update(op, x, w, t, right_layer, omega)
+    function(op, x, w, t, found_layer, omega)
+    error = _distance(*(v.hi.float() + v.lo.float() for v in (found_layer, right_layer)))
+    if op.mode == POOL:
+        assert found_layer.u is not None
+        assert right_layer.u is not None
+        off = (found_layer.u.float() - right_layer.u.float()).abs() > TOLERANCE
+        if bool(torch.isnan(found_layer.u).any()) or float(off.float().mean()) > WRONG_WINNERS:
+            return float("inf")
+    return error
+
+
+def random_layer(shape: tuple[int, ...], op: Update, device: torch.device) -> Layer:
+    s = torch.rand(shape, device=device)
+    batch, height, width, channels = shape
+    u = torch.zeros(batch, 2 * height, 2 * width, channels, dtype=torch.float16, device=device) if op.mode == POOL else None
+    bias = torch.randn(channels, device=device)
+    return Layer(s.half(), (s - s.half().float()).half(), u, None if op.mode == CLAMP else bias, average=op.average)
+
+
+def gradient_error(op: Update, below: Tensor, above: Tensor, parts: int, function: Callable[..., None]) -> float:
+    below, above = (torch.randn(v.shape, device=v.device).half() for v in (below, above))
+    shape = (above.shape[3], op.kernel_size**2, below.shape[3])
+    right, found = (torch.full((n, *shape), torch.nan, device=below.device) for n in (1, parts))
+    gradient.weight_gradient(op, below, above, right)
+    function(op, below, above, found)
+    return _distance(found.sum(0), right[0])
+
+
+def _distance(found: Tensor, right: Tensor) -> float:
+    """The largest error over the largest value; NaN counts as infinite."""
+    worst = (found - right).abs().max() / right.abs().max()
+    return float(torch.nan_to_num(worst, nan=torch.inf))
