@@ -14,7 +14,7 @@ from torch import Tensor
 from ebl.atomic import write_atomically
 from ebl.errors import InputError
 
-FORMAT = 1
+FORMAT = 2
 
 
 def save_checkpoint(path: Path, tensors: dict[str, Tensor], header: dict[str, Any]) -> None:

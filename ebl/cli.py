@@ -39,7 +39,8 @@ from ebl.errors import InputError, choose
 from ebl.presets import PRESETS, preset
 from ebl.relax import Schedule
 from ebl.rules import RULES
-from ebl.train import Watcher, evaluate, load_run, train
+from ebl.steps import evaluate
+from ebl.train import Watcher, load_run, train
 from ebl.version import __version__
 
 T = TypeVar("T")

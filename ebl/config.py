@@ -19,6 +19,7 @@ from ebl.rules import RULES
 
 KINDS = ("conv", "dense")
 STARTS = ("carry", "zeros")
+PRECISIONS = ("auto", "fp32", "tf32", "fp16")
 
 
 @dataclass(frozen=True)
@@ -74,9 +75,11 @@ class Config:
     batch_size: int = 128  # of the training
     seed: int = 0  # of the weights, the order of the data and its augmentation
     device: str = "cpu"  # cpu or cuda
+    precision: str = "auto"  # on cuda: fp16 (fused kernels), tf32 or fp32; auto is fp16 for energy-based rules, else tf32
     model: Model = field(default_factory=Model)
     free: Schedule = field(default_factory=lambda: Schedule(60))  # relaxation of the free phase and at test time
     nudged: Schedule = field(default_factory=lambda: Schedule(15))  # relaxation of each perturbed phase
+    settle: float | None = None  # mean residual to hold free phases at: they take as many iterations, up to free.iterations
     start: str = "carry"  # of free phases in training: carry (the end of the last batch's second phase) or zeros
     optimiser: Optimiser = field(default_factory=Optimiser)
     augment: bool = True  # random crops, and flips where the dataset's entry flips
@@ -94,6 +97,11 @@ class Config:
         if not 0 <= self.seed < 2**63:
             raise InputError(f"seed = {self.seed}: use a whole number from 0 to 2^63 - 1")
         choose("start", self.start, STARTS)
+        choose("precision", self.precision, PRECISIONS)
+        if self.settle is not None and not 0 < self.settle < inf:
+            raise InputError(f"settle = {self.settle}: use a small positive number such as 5e-4, or none")
+        if self.settle is not None and self.free.tolerance is not None:
+            raise InputError(f"settle = {self.settle:g} with free.tolerance = {self.free.tolerance:g}: give one of them")
         for name in ("epochs", "batch_size", "test_batch_size"):
             if getattr(self, name) < 1:
                 raise InputError(f"{name} = {getattr(self, name)}: use a positive number")

@@ -58,6 +58,16 @@ PRESETS: dict[str, tuple[str, Config]] = {
     "table6": ("the additional study on SVHN, gain 0.7", replace(_COMPARATIVE, dataset="svhn", model=Model(gains=(0.7,) * 5))),
     "mnist-sota": ("the best setting on MNIST", replace(_COMPARATIVE, dataset="mnist")),
     "cifar10-sota-100": ("the best setting on CIFAR-10, 100 epochs", _CIFAR10),
+    "fast": (
+        "cifar10-sota-100 with free phases that stop when they have settled, over-relaxed",
+        replace(
+            _CIFAR10,
+            free=Schedule(40, omega="chebyshev:0.95"),
+            nudged=Schedule(8, omega=1.4),
+            settle=5e-4,
+            start="zeros",
+        ),
+    ),
     "cifar10-sota-300": ("the best setting on CIFAR-10, 300 epochs", replace(_CIFAR10, epochs=300)),
     "cifar100-sota-100": ("the best setting on CIFAR-100, 100 epochs", _CIFAR100),
     "cifar100-sota-300": ("the best setting on CIFAR-100, 300 epochs", replace(_CIFAR100, epochs=300)),

@@ -17,6 +17,7 @@ from torch import Tensor
 from ebl.boundary import FREE, Clamp
 from ebl.errors import InputError, choose
 from ebl.models.autograd import autograd_update, bounds_of
+from ebl.recording import recording
 from ebl.types import Boundary, Energy, Memo, Settled, State, Trajectory
 
 ORDERS = ("odd-first", "even-first", "synchronous", "forward", "backward")
@@ -170,7 +171,7 @@ def check_start(net: Energy, x: Tensor, start: State | None, boundary: Boundary)
     """The state to start from, its output clamped where the boundary says so; an error for what does not fit."""
     if getattr(net, "check", None) is not None:
         net.check(x, boundary)  # type: ignore[attr-defined]
-    if not bool(torch.isfinite(x).all()):
+    if not recording() and not bool(torch.isfinite(x).all()):
         bad = int((~torch.isfinite(x)).sum())
         raise InputError(f"x holds {bad} values that are NaN or infinite: clean the input before relaxing")
     if not len(x):
@@ -184,7 +185,7 @@ def check_start(net: Energy, x: Tensor, start: State | None, boundary: Boundary)
             if s.dtype != zeros.dtype or s.device != zeros.device:
                 raise InputError(f"start[{k}] is {s.dtype} on {s.device}, not {zeros.dtype} on {zeros.device}: convert it")
             low, high = limits or (-torch.finfo(s.dtype).max, torch.finfo(s.dtype).max)
-            if not bool(((s >= low) & (s <= high)).all()):
+            if not recording() and not bool(((s >= low) & (s <= high)).all()):
                 raise InputError(f"start[{k}] holds values outside [{low:g}, {high:g}] or NaN: clamp it, or pass start=None")
         state = tuple(start)
     if isinstance(boundary, Clamp):

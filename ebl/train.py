@@ -13,28 +13,26 @@ import logging
 import math
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from ebl.atomic import append_line, read_json, read_lines, write_atomically
 from ebl.checkpoint import fill, load_checkpoint, save_checkpoint
 from ebl.config import Config, build_network, differences, read_config, to_json
-from ebl.costs import SquaredError
 from ebl.data import Dataset, checked_split, load
 from ebl.data.batches import Batches
 from ebl.data.fingerprint import check_data, keep_data
 from ebl.data.own import is_own
 from ebl.data.splits import held_out, seeded
+from ebl.engine import make_stepper
 from ebl.errors import InputError
 from ebl.models.hopfield import Hopfield, per_layer
+from ebl.pace import LOOK, Pace
 from ebl.provenance import provenance
-from ebl.relax import Schedule, relax
-from ebl.rules import Estimate, as_target, error_rates, estimate_gradients
-from ebl.types import State
+from ebl.steps import means_of
 
 try:
     import fcntl
@@ -102,25 +100,11 @@ def _train(run: _Run, out: Path, watch: Watcher | None, checkpoint_seconds: floa
         "collapsed": collapsed,
         "seconds": round(sum(line["seconds"] for line in read_lines(out / "times.jsonl")), 1),
         "config": json.loads(to_json(config)),
+        "engine": run.stepper.name,
         **provenance(run.net.biases[0].device),
     }
     write_atomically(result, (json.dumps(final, indent=2) + "\n").encode())
     return final
-
-
-def evaluate(net: Hopfield, batches: Batches, schedule: Schedule) -> dict[str, Any]:
-    """Errors, cost, residual and the share of saturated units of each hidden layer, from zero starts."""
-    sums = _Sums()
-    saturated: list[Tensor] = []
-    for x, y in batches.in_order():
-        settled = relax(net, x, schedule)
-        output = settled.state[-1]
-        top1, top5 = error_rates(output, y)
-        cost = SquaredError().value(output, as_target(y, output)).mean()
-        sums.add(len(x), float(top1), float(top5), float(cost), float(settled.residual.mean()), settled.iterations)
-        saturated.append(len(x) * torch.tensor([float((s >= 1).double().mean()) for s in settled.state[:-1]]).double())
-    shares = torch.stack(saturated).sum(0) / sums.examples
-    return {**sums.means(), "saturation": [round(float(v), 6) for v in shares]}
 
 
 def load_run(folder: str | Path, device: str = "cpu") -> tuple[Config, Hopfield]:
@@ -146,23 +130,6 @@ def check_device(name: str) -> torch.device:
     return device
 
 
-@dataclass
-class _Sums:
-    """Sums over examples, kept in checkpoints too."""
-
-    examples: int = 0
-    totals: list[float] = field(default_factory=lambda: [0.0] * 5)
-
-    NAMES = ("error", "top5_error", "cost", "residual", "iterations")
-
-    def add(self, examples: int, *values: float) -> None:
-        self.examples += examples
-        self.totals = [total + examples * value for total, value in zip(self.totals, values, strict=True)]
-
-    def means(self) -> dict[str, float]:
-        return {name: total / max(1, self.examples) for name, total in zip(self.NAMES, self.totals, strict=True)}
-
-
 class _Run:
     """All that changes while a run goes on: parameters, momentum, carried state, position, sums."""
 
@@ -185,63 +152,57 @@ class _Run:
         self.tests["test"] = Batches(data.test.to(device), config.entry, config.test_batch_size)
         self.epoch, self.step = 0, 0
         self.clock = time.perf_counter()
-        self.carried: State | None = None
-        self.sums = _Sums()
+        self.stepper = make_stepper(config, self.net, self.optimiser)
+        self.pace = Pace.starting(config.settle, config.free.iterations)
 
     def train_epoch(self, out: Path, watch: Watcher | None, checkpoint_seconds: float) -> None:
         saved = time.monotonic()
         for group, rate in zip(self.optimiser.param_groups, self.epoch_rates(), strict=True):
             group["lr"] = rate
+        means = means_of(self.stepper.totals)
         for x, y in self.training.epoch(self.epoch, self.step):
-            estimate = self.train_step(x, y)
+            signs = seeded(self.config.seed, "signs", self.epoch, self.step)
+            self.stepper.step(x, y, self.pace.iterations, signs)
             self.step += 1
+            if self.step % LOOK == 0 or self.stepper.totals.device.type == "cpu":  # reading a GPU's sums makes it wait
+                means = self.look()
             if watch is not None:
-                means = self.sums.means()
                 position = {"epoch": self.epoch + 1, "step": self.step, "steps": self.training.steps}
                 shown = {"train_error": means["error"], "train_cost": means["cost"], "free_residual": means["residual"]}
                 watch(position | shown)
-            if not math.isfinite(float(estimate.cost) + float(estimate.nudged.residual.sum())):
-                raise self.diverged("cost", float(estimate.cost))
             if time.monotonic() - saved > checkpoint_seconds and self.step < self.training.steps:
                 self.save(out)
                 line = {"epoch": self.epoch + 1, "step": self.step, "seconds": self.lap()}
                 append_line(out / "times.jsonl", line)
                 saved = time.monotonic()
 
+    def look(self) -> dict[str, float]:
+        """Read the sums, stop a run that diverged, and let the number of iterations follow the residual."""
+        totals = self.stepper.totals.tolist()
+        means = means_of(self.stepper.totals)
+        if not math.isfinite(means["cost"] + means["residual"]):
+            raise self.diverged("cost", means["cost"])
+        if self.config.settle is not None and self.step % LOOK == 0:
+            self.pace.look(totals[0], totals[4], self.config.settle, self.config.free.iterations)
+        return means
+
     def lap(self) -> float:
         """Seconds since the last call."""
         before, self.clock = self.clock, time.perf_counter()
         return round(self.clock - before, 3)
 
-    def train_step(self, x: Tensor, y: Tensor) -> Estimate:
-        c = self.config
-        start = self.carried if self.carried is not None and len(self.carried[0]) == len(x) else None
-        estimate = estimate_gradients(
-            self.net,
-            x,
-            y,
-            rule=c.rule,
-            beta=c.beta,
-            free=c.free,
-            nudged=c.nudged,
-            start=start,
-            generator=seeded(c.seed, "signs", self.epoch, self.step),
-        )
-        self.optimiser.step()
-        if c.start == "carry":
-            self.carried = estimate.state
-        means = (float(estimate.top1_error), float(estimate.top5_error), float(estimate.cost))
-        self.sums.add(len(x), *means, float(estimate.free.residual.mean()), estimate.free.iterations)
-        return estimate
-
     def finish_epoch(self) -> dict[str, Any]:
         """Test, and move on to the next epoch; what the epoch's line says."""
-        train = self.sums.means()
-        tests = {name: evaluate(self.net, batches, self.config.free) for name, batches in self.tests.items()}
+        train = self.look()
+        c = self.config
+        schedule = replace(c.free, iterations=self.pace.for_test(c.settle, c.free.iterations))
+        tests = {name: self.stepper.evaluate(batches, schedule) for name, batches in self.tests.items()}
         test = tests["test"]
         if not math.isfinite(test["cost"]):
             raise self.diverged("test cost", test["cost"])
-        self.epoch, self.step, self.sums = self.epoch + 1, 0, _Sums()
+        self.epoch, self.step = self.epoch + 1, 0
+        self.stepper.totals.zero_()
+        self.pace.new_epoch()
         return {
             "epoch": self.epoch,
             "train_error": train["error"],
@@ -270,8 +231,8 @@ class _Run:
         tensors = dict(self.net.state_dict())
         if self.config.optimiser.momentum:
             tensors |= {f"momentum.{n}": self.optimiser.state[p]["momentum_buffer"] for n, p in self.net.named_parameters()}
-        tensors |= {f"carried.{k}": s for k, s in enumerate(self.carried or ())}
-        header = {"epoch": self.epoch, "step": self.step, "examples": self.sums.examples, "totals": self.sums.totals}
+        tensors |= {f"carried.{k}": s for k, s in enumerate(self.stepper.carried or ())}
+        header = {"epoch": self.epoch, "step": self.step, "totals": self.stepper.totals.tolist(), "pace": asdict(self.pace)}
         save_checkpoint(out / "checkpoint.safetensors", tensors, header)
 
     def is_past(self, line: dict[str, Any]) -> bool:
@@ -294,9 +255,10 @@ class _Run:
                 for k in range(len(self.net.links))
                 if f"carried.{k}" in tensors
             ]
-            self.carried = tuple(carried) or None
+            self.stepper.carried = tuple(carried) or None
             self.epoch, self.step = header["epoch"], header["step"]
-            self.sums = _Sums(header["examples"], header["totals"])
+            self.stepper.totals.copy_(torch.tensor(header["totals"], dtype=torch.float64))
+            self.pace = Pace(**header["pace"])
         kept: list[dict[str, Any]] = []
         for name in ("times.jsonl", "metrics.jsonl"):
             found = read_lines(out / name)
@@ -352,8 +314,8 @@ def _warn(config: Config, lines: list[dict[str, Any]], data: Dataset, collapsed_
     unsettled = [line["free_residual"] > config.residual_warning for line in lines]
     if unsettled[-1] and not any(unsettled[:-1]):
         log.warning(
-            "free phases do not settle: mean residual %.2g in epoch %d, above %.2g; use more --free.iterations (now %d) "
-            "or --omega 1.5",
+            "free phases do not settle: mean residual %.2g in epoch %d, above %.2g; use more --free.iterations (now %d), "
+            "--omega 1.5 or --settle 5e-4",
             *(lines[-1]["free_residual"], lines[-1]["epoch"], config.residual_warning, config.free.iterations),
         )
     collapsed = _collapsed(lines, data)

@@ -45,9 +45,10 @@ class Batches:
             images = self._crops(rows, moves[mine]) if self.augment else self._padded.index_select(0, rows)
             yield self._normalised(images), self.split.labels[rows]
 
-    def in_order(self) -> Iterator[tuple[Tensor, Tensor]]:
-        for first in range(0, len(self.split.labels), self.batch_size):
-            rows = slice(first, first + self.batch_size)
+    def in_order(self, batch_size: int | None = None) -> Iterator[tuple[Tensor, Tensor]]:
+        size = batch_size or self.batch_size
+        for first in range(0, len(self.split.labels), size):
+            rows = slice(first, first + size)
             yield self._normalised(self._padded[rows]), self.split.labels[rows]
 
     @cached_property

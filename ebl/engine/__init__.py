@@ -1,0 +1,56 @@
+"""The fast paths on a GPU, and which one a run takes.
+
+fp16   the fused kernels (see `step`): energy-based rules on Hopfield networks, 16-bit products, float32 sums
+tf32   the plain path recorded as CUDA graphs (see `captured`), with TF32 convolutions: every rule
+fp32   the same without TF32
+"""
+
+from __future__ import annotations
+
+import logging
+
+import torch
+
+from ebl.config import Config
+from ebl.models.hopfield import Hopfield
+from ebl.rules import RULES
+from ebl.rules.contrast import Contrast
+from ebl.steps import PlainStep, Stepper
+
+log = logging.getLogger("ebl")
+
+
+def make_stepper(config: Config, net: Hopfield, optimiser: torch.optim.SGD) -> Stepper:
+    """The path for this config and network; one line in the log where it is not the one asked for."""
+    if net.biases[0].device.type != "cuda":
+        if config.precision not in ("auto", "fp32"):
+            log.info("precision = %s needs CUDA: the plain path is used, in float32", config.precision)
+        return PlainStep(config, net, optimiser)
+    from ebl.engine.captured import CapturedStep
+
+    precision = config.precision
+    if precision in ("auto", "fp16"):
+        why = not_fused(config, net)
+        if why is None:
+            from ebl.engine.step import FusedStep
+
+            return FusedStep(config, net, optimiser)
+        log.info("the fused kernels do not take this run (%s): the plain path is used, recorded, with TF32 convolutions", why)
+        precision = "tf32"
+    return CapturedStep(config, net, optimiser, precision == "tf32")
+
+
+def not_fused(config: Config, net: Hopfield) -> str | None:
+    """Why the fused kernels cannot take a run; None if they can."""
+    from ebl.engine.fused import supports
+    from ebl.engine.kernels import triton
+
+    if triton is None:
+        return "Triton is not installed"
+    if not isinstance(RULES[config.rule], Contrast):
+        return f"rule {config.rule}"
+    if config.free.tolerance is not None or config.nudged.tolerance is not None:
+        return "a tolerance"
+    if config.free.order != config.nudged.order:
+        return "two orders"
+    return supports(net, config.free.order)

@@ -75,6 +75,9 @@ class Fused:
         height, width, channels = self.shapes[-1]
         self.readout = torch.zeros(height, width, channels, net.links[-1].shape[0], device=self.device)
         self.biases = [torch.zeros(c, device=self.device) for _, _, c in self.shapes]
+        first = self.groups()[0]
+        self.early = [k for k in range(self.num_hidden) if k in first]  # hidden layers that move first in an iteration
+        self.late = [k for k in range(self.num_hidden) if k not in first]  # their unpooled maps must be valid when one begins
         self.cast()
 
     @torch.no_grad()

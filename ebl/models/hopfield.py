@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from ebl.boundary import Nudge
 from ebl.errors import InputError, choose
 from ebl.models.links import Conv, Dense, Extra, Link
+from ebl.recording import recording
 from ebl.shapes import per_example
 from ebl.types import Boundary, Memo, State
 
@@ -91,7 +92,7 @@ class Hopfield(nn.Module):
             raise InputError(
                 f"x is {x.dtype} on {x.device}, the network {b.dtype} on {b.device}: convert one, as in x.to(net.biases[0])"
             )
-        if isinstance(boundary, Nudge):
+        if isinstance(boundary, Nudge) and not recording():
             lowest = float(torch.as_tensor(boundary.beta).min())
             if lowest <= boundary.cost.lowest_beta:
                 raise InputError(

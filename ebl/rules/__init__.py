@@ -12,6 +12,7 @@ from torch import Tensor
 from ebl.costs import Cost, SquaredError
 from ebl.errors import InputError, choose
 from ebl.models.hopfield import Hopfield
+from ebl.recording import recording
 from ebl.relax import Schedule, as_schedule, relax
 from ebl.rules.backprop import Linearised, Unrolled
 from ebl.rules.contrast import Contrast
@@ -131,12 +132,13 @@ def as_target(y: Tensor, output: Tensor) -> Tensor:
     num_classes = output.shape[1]
     if y.shape != output.shape[:1]:
         raise InputError(f"y has shape {tuple(y.shape)}: give one label for each of the {len(output)} examples")
-    low, high = int(y.min()), int(y.max())
-    if low < 0 or high >= num_classes:
-        bad = low if low < 0 else high
-        raise InputError(
-            f"label {bad} is out of range: the network has {num_classes} outputs, labels run from 0 to {num_classes - 1}"
-        )
+    if not recording():
+        low, high = int(y.min()), int(y.max())
+        if low < 0 or high >= num_classes:
+            bad = low if low < 0 else high
+            raise InputError(
+                f"label {bad} is out of range: the network has {num_classes} outputs, labels run from 0 to {num_classes - 1}"
+            )
     return F.one_hot(y.long(), num_classes).to(output)
 
 
@@ -145,6 +147,12 @@ def error_rates(output: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     if y.is_floating_point():
         nan = output.new_full((), torch.nan)
         return nan, nan
-    best = output.topk(min(5, output.shape[1]), dim=1).indices
-    hit = best == y[:, None]
-    return (~hit[:, 0]).double().mean(), (~hit.any(1)).double().mean()
+    rank = rank_of_label(output, y)
+    return (rank >= 1).double().mean(), (rank >= 5).double().mean()
+
+
+def rank_of_label(output: Tensor, y: Tensor) -> Tensor:
+    """How many outputs are larger than the label's; of equal ones the first counts as larger, and NaN beats everything."""
+    mine = output.gather(1, y[:, None])
+    place = torch.arange(output.shape[1], device=output.device)
+    return (~(output <= mine) | ((output == mine) & (place < y[:, None]))).sum(1)

@@ -1,0 +1,215 @@
+"""The whole training step of an energy-based rule on the fused kernels, recorded as one CUDA graph.
+
+The image's drive, the free phase, both perturbed phases as one batch, the contrast of the gradients, the optimiser and the new
+16-bit weights: nothing of it waits for the host, and sums over the examples stay on the device until they are asked for.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ebl.config import Config
+from ebl.data.batches import Batches
+from ebl.engine.fused import Contrasts, Fused, Phase, factors
+from ebl.engine.graphs import Graphs
+from ebl.engine.sgd import Sgd
+from ebl.models.hopfield import Hopfield
+from ebl.relax import Schedule
+from ebl.rules import RULES
+from ebl.rules.contrast import Contrast
+from ebl.steps import TOTALS, report, score
+from ebl.types import State
+
+EVALUATION_BATCH = 1000
+
+
+class FusedStep:
+    def __init__(self, config: Config, net: Hopfield, optimiser: torch.optim.SGD):
+        rule = RULES[config.rule]
+        assert isinstance(rule, Contrast)
+        self.config, self.net, self.rule = config, net, rule
+        self.beta = rule.check_beta(config.rule, config.beta)
+        self.name = "fused fp16"
+        device = net.biases[0].device
+        batch = config.batch_size
+        self.fused = Fused(net, config.free.order)
+        self.both = self.fused.phase(2 * batch)
+        self.free = self.both.half()
+        self.contrasts = Contrasts(self.fused, batch)
+        self.sgd = Sgd(optimiser, list(net.parameters()))
+        self.graphs = Graphs(device)
+        self.evaluator: _Evaluator | None = None
+        self.clamped = rule.boundary == "clamp"
+        shape = net.input_shape
+        self.x = torch.zeros(batch, *shape, device=device)
+        if len(shape) == 3:
+            self.x = self.x.contiguous(memory_format=torch.channels_last)
+        self.y = torch.zeros(batch, dtype=torch.long, device=device)
+        self.signs = torch.zeros(batch, device=device)  # of each example's contrast; 0: not there
+        self.betas = torch.zeros(2 * batch, 1, device=device)
+        self.factor = torch.zeros((), device=device)
+        self.totals = torch.zeros(len(TOTALS), dtype=torch.float64, device=device)
+        groups = len(self.fused.groups())
+        self.free_omegas = factors(config.free, groups, config.free.iterations, device)
+        nudged_groups = len(self.fused.groups(self.clamped))
+        self.nudged_omegas = factors(config.nudged, nudged_groups, config.nudged.iterations, device)
+        self.examples = 0  # of the last batch
+        self.is_carried = False
+
+    @property
+    def carried(self) -> State | None:
+        """The state the next step starts from, as the plain path would have it."""
+        if not self.is_carried:
+            return None
+        return tuple(s[: self.examples] for s in self.fused.state(self.free))
+
+    @carried.setter
+    def carried(self, state: State | None) -> None:
+        self.is_carried = state is not None
+        self.fused.zero(self.free)
+        if state is not None:
+            self.examples = len(state[0])
+            padded = tuple(torch.cat([s, s.new_zeros(len(self.x) - len(s), *s.shape[1:])]) for s in state)
+            self.fused.load(self.free, padded)
+
+    def step(self, x: Tensor, y: Tensor, iterations: int, generator: torch.Generator) -> None:
+        self._take(x, y, generator)
+        self.sgd.sync()
+        self.graphs.run(iterations, lambda: self._body(iterations))
+        self.is_carried = self.config.start == "carry"
+
+    def _take(self, x: Tensor, y: Tensor, generator: torch.Generator) -> None:
+        """Copy a batch in. One smaller than usual fills the rest with examples that count for nothing."""
+        n = len(x)
+        if n != self.examples:
+            if self.is_carried:  # as the paper's simulations: another batch size starts at zero
+                self.carried = None
+            self.x.zero_()
+            self.y.zero_()
+            self.factor.fill_(-1 / ((self.rule.second - self.rule.first) * self.beta * n))
+            self.examples = n
+            self._set_signs(torch.ones(n))
+        if self.rule.random_sign:
+            coins = torch.rand(n, generator=generator)
+            self._set_signs(torch.where(coins < 0.5, -1.0, 1.0))
+        self.x[:n].copy_(x.view(n, *self.x.shape[1:]) if x.dim() != self.x.dim() else x)
+        self.y[:n].copy_(y)
+
+    def evaluate(self, batches: Batches, schedule: Schedule) -> dict[str, Any]:
+        if self.evaluator is None:
+            self.evaluator = _Evaluator(self.fused, EVALUATION_BATCH)
+        return self.evaluator(batches, schedule)
+
+    def _set_signs(self, signs: Tensor) -> None:
+        self.signs.zero_()
+        self.signs[: len(signs)].copy_(signs)
+        first, second = (side * self.beta * self.signs for side in (self.rule.first, self.rule.second))
+        self.betas.copy_(torch.cat([first, second])[:, None])
+
+    @torch.no_grad()
+    def _body(self, iterations: int) -> None:
+        fused, free, both = self.fused, self.free, self.both
+        target = F.one_hot(self.y, free.output.shape[1]).float()
+        extra = fused.drive(self.x, free)
+        if self.config.start == "carry":
+            fused.refresh(free, fused.late)
+        else:
+            fused.zero(free)
+        fused.relax(free, iterations, self.free_omegas)
+        self.totals += score(free.output, target, self.y, fused.residual(free), self.signs.abs(), iterations)
+        gradients = self._perturb(target, extra)
+        self.totals[4] += 0 * gradients[-1].sum()  # what is not finite shows
+        self.sgd.apply(gradients)
+        fused.cast()
+        if self.config.start == "carry":
+            for a, b in zip(free.layers, both.layers, strict=True):
+                a.hi.copy_(b.hi[len(free) :])
+                a.lo.copy_(b.lo[len(free) :])
+            free.output.copy_(both.output[len(free) :])
+
+    def _perturb(self, target: Tensor, extra: Tensor | None) -> list[Tensor]:
+        """From the free state in the first half of the buffers to the gradients: both perturbed phases, and their contrast."""
+        fused, both = self.fused, self.both
+        _double(both, fused.early)
+        targets = torch.cat([target, target])
+        if self.clamped:
+            both.output.add_(self.betas * (targets - both.output))
+        betas = None if self.clamped else self.betas
+        fused.relax(both, self.config.nudged.iterations, self.nudged_omegas, betas, targets, self.clamped, watch=False)
+        fused.refresh(both, fused.early)
+        return self.contrasts.gradients(both, self.x, extra, self.signs, self.factor)
+
+    @torch.no_grad()
+    def gradients_from(self, x: Tensor, y: Tensor, state: State) -> list[Tensor]:
+        """The rule's estimate for a whole batch from a given free state; nothing is trained."""
+        self.examples = 0
+        self._take(x, y, torch.Generator())
+        self.carried = state
+        extra = self.fused.drive(self.x, self.free)
+        self.fused.refresh(self.free, self.fused.late)
+        return self._perturb(F.one_hot(self.y, self.free.output.shape[1]).float(), extra)
+
+
+class _Evaluator:
+    """Settles a test set from zeros in batches of its own."""
+
+    def __init__(self, fused: Fused, batch: int):
+        device = fused.device
+        self.fused, self.phase = fused, fused.phase(batch)
+        self.graphs = Graphs(device)
+        shape = fused.net.input_shape
+        self.x = torch.zeros(batch, *shape, device=device)
+        if len(shape) == 3:
+            self.x = self.x.contiguous(memory_format=torch.channels_last)
+        self.y = torch.zeros(batch, dtype=torch.long, device=device)
+        self.there = torch.zeros(batch, device=device)
+        self.totals = torch.zeros(len(TOTALS), dtype=torch.float64, device=device)
+        self.saturated = torch.zeros(fused.num_hidden, dtype=torch.float64, device=device)
+        self.schedule: Schedule | None = None
+        self.omegas = torch.zeros(0, device=device)
+
+    def __call__(self, batches: Batches, schedule: Schedule) -> dict[str, Any]:
+        size = len(self.x)
+        if schedule != self.schedule:
+            self.schedule = schedule
+            new = factors(schedule, len(self.fused.groups()), schedule.iterations, self.fused.device)
+            if len(new) != len(self.omegas):
+                self.omegas, self.graphs = new, Graphs(self.fused.device)
+            self.omegas.copy_(new)
+        self.totals.zero_()
+        self.saturated.zero_()
+        for x, y in batches.in_order(size):
+            n = len(x)
+            self.x[:n].copy_(x.view(n, *self.x.shape[1:]) if x.dim() != self.x.dim() else x)
+            self.y[:n].copy_(y)
+            self.there.zero_()
+            self.there[:n].fill_(1)
+            self.graphs.run(schedule.iterations, lambda: self._body(schedule.iterations))
+        return report(self.totals, self.saturated)
+
+    @torch.no_grad()
+    def _body(self, iterations: int) -> None:
+        fused, phase = self.fused, self.phase
+        fused.drive(self.x, phase)
+        fused.zero(phase)
+        fused.relax(phase, iterations, self.omegas)
+        target = F.one_hot(self.y, phase.output.shape[1]).float()
+        self.totals += score(phase.output, target, self.y, fused.residual(phase), self.there, iterations)
+        for k, (layer, link) in enumerate(zip(phase.layers, fused.net.links[:-1], strict=True)):
+            full = (layer.hi >= 1).sum((1, 2, 3)) / torch.Size(link.shape).numel()
+            self.saturated[k] += (full * self.there).sum()
+
+
+def _double(both: Phase, early: list[int]) -> None:
+    """Start the second half of the examples where the first half is. Unpooled maps of layers that move first are made anew."""
+    n = len(both) // 2
+    for k, layer in enumerate(both.layers):
+        for v in (layer.hi, layer.lo, None if k in early else layer.u):
+            if v is not None:
+                v[n:].copy_(v[:n])
+    both.output[n:].copy_(both.output[:n])
+    both.drive[:, n:].copy_(both.drive[:, :n])
