@@ -17,6 +17,7 @@ from ebl.boundary import FREE, Clamp
 from ebl.engine.choose import Kernels
 from ebl.engine.gradient import SCALE
 from ebl.engine.kernels import CLAMP, POOL, SLOTS, STORE, Layer, Update
+from ebl.engine.readout import LARGEST, readout, triton_readout
 from ebl.models.hopfield import Hopfield
 from ebl.models.links import Conv
 from ebl.relax import Schedule, update_groups
@@ -73,7 +74,7 @@ class Fused:
             shape = (self.shapes[k][2], taps, self.shapes[k - 1][2])
             self.weights.append(torch.zeros(shape, dtype=torch.float16, device=self.device))
         height, width, channels = self.shapes[-1]
-        self.readout = torch.zeros(height, width, channels, net.links[-1].shape[0], device=self.device)
+        self.readout = torch.zeros(net.links[-1].shape[0], height * width * channels, device=self.device)
         self.biases = [torch.zeros(c, device=self.device) for _, _, c in self.shapes]
         first = self.groups()[0]
         self.early = [k for k in range(self.num_hidden) if k in first]  # hidden layers that move first in an iteration
@@ -88,10 +89,11 @@ class Fused:
             w = self.net.weights[k]
             w = w.permute(0, 2, 3, 1).flatten(1, 2) if w.dim() == 4 else w.t()[:, None]
             to[: w.shape[0], :, : w.shape[2]].copy_(w)
-        height, width, _ = self.shapes[-1]
+        height, width, padded = self.shapes[-1]
         w = self.net.weights[-1]
         channels = w.shape[0] // (height * width)
-        self.readout[:, :, :channels].copy_(w.view(channels, height, width, -1).permute(1, 2, 0, 3))
+        to = self.readout.view(-1, height, width, padded)
+        to[..., :channels].copy_(w.view(channels, height, width, -1).permute(3, 1, 2, 0))
         for to, b in zip(self.biases, self.net.biases[:-1], strict=True):
             to[: len(b)].copy_(b)
 
@@ -173,7 +175,7 @@ class Fused:
         """The unpooled maps of the layers that do not move first must be valid: zeros, a refresh or an earlier phase does it."""
         groups = self.groups(clamped)
         if clamped:
-            self._hear_output(phase)
+            self._move_output(phase, None, None, None)
         for i in range(iterations):
             seen = watch and i == iterations - 1
             for g, group in enumerate(groups):
@@ -181,7 +183,7 @@ class Fused:
                 omega = omegas[at : at + 1]
                 with self._aside() if self.num_hidden in group else contextlib.nullcontext():
                     if self.num_hidden in group:
-                        self._move_output(phase, omega, beta, target, seen)
+                        self._move_output(phase, omega, beta, target)
                 for k in group:
                     if k < self.num_hidden:
                         self._move(phase, k, omega, seen)
@@ -228,18 +230,13 @@ class Fused:
         layer.hi.copy_(s)
         layer.lo.copy_(s - layer.hi.float())
 
-    def _move_output(self, phase: Phase, omega: Tensor, beta: Tensor | None, target: Tensor | None, watch: bool) -> None:
-        h = torch.addmm(self.net.biases[-1], last_state(phase), self.readout.flatten(0, 2))
-        if beta is not None and target is not None:
-            h = (h + beta * target) / (1 + beta)
-        gap = h - phase.output
-        if watch:
-            phase.output_gap.copy_(gap.square().mean(1).sqrt())
-        phase.output.addcmul_(gap, omega)
-        self._hear_output(phase)
-
-    def _hear_output(self, phase: Phase) -> None:
-        torch.mm(phase.output, self.readout.flatten(0, 2).t(), out=phase.from_output.view(len(phase), -1))
+    def _move_output(self, phase: Phase, omega: Tensor | None, beta: Tensor | None, target: Tensor | None) -> None:
+        """Without an omega the output stays and is only heard."""
+        fits = self.device.type == "cuda" and self.readout.shape[1] <= LARGEST
+        (triton_readout if fits else readout)(
+            *(phase.layers[-1], self.readout, self.net.biases[-1], phase.output, phase.from_output, phase.output_gap),
+            *(omega, beta, target),
+        )
 
     def _down(self, k: int, mode: int) -> Update:
         """What layer k - 1 hears from layer k."""

@@ -59,7 +59,7 @@ def _load_w(wd, bars, ring, step, steps, n0, first, K: gl.constexpr, C: gl.const
         tma.async_copy_global_to_shared(wd, [n0, (dh * K + dw) * C + kc * BK], bar, ring.index(slot), pred)
 
 
-@gluon.jit(do_not_specialize_on_alignment=["omega"])
+@gluon.jit(do_not_specialize=["B"], do_not_specialize_on_alignment=["omega"])
 def conv_kernel(
     xd, wd, t, bias, hi, lo, u, omega, gaps,
     B,
@@ -210,7 +210,7 @@ def _load_pair(gd, xd, bars, ring_g, ring_x, chunk, live, n0, c0, dh, dw, HO: gl
     tma.async_copy_global_to_shared(xd, [h + dh, b0, w0 + dw, c0], bar, x, live)
 
 
-@gluon.jit
+@gluon.jit(do_not_specialize=["chunks"])
 def weight_kernel(
     gd, xd, out, chunks, N, C,
     HO: gl.constexpr, WO: gl.constexpr, K: gl.constexpr, PAD: gl.constexpr,

@@ -186,7 +186,7 @@ if triton is not None:
             acc = tl.dot(a, tl.load(w + at, mask=(c < CIN)[:, None] & (rn < N)[None, :], other=0.0), acc)
         return acc
 
-    @triton.jit(do_not_specialize_on_alignment=["omega"])
+    @triton.jit(do_not_specialize=["B"], do_not_specialize_on_alignment=["omega"])
     def _update_kernel(x, w, t, bias, hi, lo, u, omega, gaps, B, HI, WI, HO, WO, CIN: tl.constexpr, N: tl.constexpr,
                        PER_TAP: tl.constexpr, K: tl.constexpr, PAD: tl.constexpr, DOWN: tl.constexpr, MODE: tl.constexpr,
                        AVERAGE: tl.constexpr, NUM_T: tl.constexpr, BIAS: tl.constexpr, UPDATE: tl.constexpr, WATCH: tl.constexpr,

@@ -24,7 +24,7 @@ from ebl.rules.contrast import Contrast
 from ebl.steps import TOTALS, report, score
 from ebl.types import State
 
-EVALUATION_BATCH = 1000
+EVALUATION_BATCH = 1024
 
 
 class FusedStep:
