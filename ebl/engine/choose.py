@@ -10,13 +10,18 @@ import logging
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from ebl.engine import gradient, kernels
+from ebl.engine import deviation, gradient, kernels
+from ebl.engine.deviation import Deviation
 from ebl.engine.kernels import CLAMP, POOL, STORE, Layer, Update, layer_update
+from ebl.engine.readout import LARGEST, readout, triton_readout
+
+if TYPE_CHECKING:
+    from ebl.engine.hopper import HopperTiles
 
 log = logging.getLogger("ebl")
 
@@ -33,6 +38,7 @@ class Kernels:
     def __init__(self, device: torch.device):
         self.device = device
         self.chosen: dict[Any, tuple[str, Callable[..., None], int]] = {}
+        self.deviations: dict[Any, tuple[Callable[..., None], Callable[..., None]]] = {}
 
     def update(
         self, op: Update, x: Tensor, w: Tensor, t: Tensor | None, layer: Layer | None, omega: Tensor | None, watch: bool = False
@@ -44,8 +50,18 @@ class Kernels:
         """How many parts a stored product comes in."""
         return self._choice(op, x, w)[2]
 
-    def contrast(self, layer: Layer, signs: Tensor, below: Tensor, above: Tensor | None) -> None:
-        (gradient.contrast if self.device.type == "cpu" else gradient.triton_contrast)(layer, signs, below, above)
+    def rest(self, op: Update, x: Tensor, w: Tensor, t: Tensor | None, layer: Deviation) -> None:
+        self._deviation_choice(op, x, w)[0](op, x, w, t, layer)
+
+    def deviation(self, op: Update, x: Tensor, w: Tensor, t: Tensor | None, layer: Deviation, omega: Tensor | None) -> None:
+        self._deviation_choice(op, x, w)[1](op, x, w, t, layer, omega)
+
+    def contrast(self, layer: Deviation, signs: Tensor, below: Tensor, above: Tensor | None) -> None:
+        (deviation.contrast if self.device.type == "cpu" else deviation.triton_contrast)(layer, signs, below, above)
+
+    def readout(self, hi: Tensor, rest: Tensor, unit: float, w: Tensor, *others: Any) -> None:
+        fits = self.device.type == "cuda" and w.shape[1] <= LARGEST
+        (triton_readout if fits else readout)(hi, rest, unit, w, *others)
 
     def weight_gradient(self, op: Update, below: Tensor, above: Tensor, out: Tensor) -> None:
         key = ("gradient", op, below.shape, above.shape, len(out))
@@ -62,6 +78,29 @@ class Kernels:
         if key not in self.chosen:
             self.chosen[key] = self._checked_update(op, x, w)
         return self.chosen[key]
+
+    def _deviation_choice(self, op: Update, x: Tensor, w: Tensor) -> tuple[Callable[..., None], Callable[..., None]]:
+        key = ("deviation", op, x.shape, w.shape)
+        if key not in self.deviations:
+            self.deviations[key] = self._checked_deviation(op, x, w)
+        return self.deviations[key]
+
+    def _checked_deviation(self, op: Update, x: Tensor, w: Tensor) -> tuple[Callable[..., None], Callable[..., None]]:
+        right = (deviation.rest_update, deviation.deviation_update)
+        if self.device.type == "cpu":
+            return right
+        found: list[tuple[str, tuple[Callable[..., None], Callable[..., None]]]] = []
+        if _hopper(self.device):
+            from ebl.engine.hopper import fits, hopper_deviation, hopper_rest
+
+            for tiles in _hopper_tiles(op, x, w):
+                if fits(op, x, w, tiles):
+                    found.append((f"hopper {tiles}", (partial(hopper_rest, tiles=tiles), partial(hopper_deviation, tiles=tiles))))
+        found.append(("triton", (deviation.triton_rest, deviation.triton_deviation)))
+        for name, pair in found:
+            if _trusted(name, lambda pair=pair: deviation_error(op, x, w, *pair)):  # type: ignore[misc]
+                return pair
+        return right
 
     def _checked_update(self, op: Update, x: Tensor, w: Tensor) -> tuple[str, UpdateFunction, int]:
         if self.device.type == "cpu":
@@ -99,22 +138,26 @@ def _trusted(name: str, error: Callable[[], float]) -> bool:
 def _candidates(op: Update, x: Tensor, w: Tensor) -> Iterator[tuple[str, UpdateFunction, int]]:
     """The likely fastest first."""
     if _hopper(x.device):
-        from ebl.engine.hopper import HopperTiles, fits, hopper_update
+        from ebl.engine.hopper import fits, hopper_update
 
-        height, width = op.map_size(x)
-        num_out = w.shape[2] if op.down else w.shape[0]
-        tiles = -(-len(x) * height * width // 128) * -(-num_out // 128)  # of 128 positions by 128 channels
-        units = torch.cuda.get_device_properties(x.device).multi_processor_count
-        if tiles >= 1.5 * units:  # two on each unit: one computes while the other writes
-            order = [HopperTiles(4, 128, 2, 3), HopperTiles(8, 128, 2, 4)]
-        elif tiles >= 0.75 * units:
-            order = [HopperTiles(4, 128, 3, 4), HopperTiles(4, 128, 2, 3)]
-        else:
-            order = [HopperTiles(4, 64, 3, 4), HopperTiles(4, 64, 2, 3)]
-        for choice in order:
-            if fits(op, x, w, choice):
-                yield f"hopper {choice.warps}x{choice.channels}", partial(hopper_update, tiles=choice), choice.parts
+        for tiles in _hopper_tiles(op, x, w):
+            if fits(op, x, w, tiles):
+                yield f"hopper {tiles.warps}x{tiles.channels}", partial(hopper_update, tiles=tiles), tiles.parts
     yield "triton", kernels.triton_update, 1
+
+
+def _hopper_tiles(op: Update, x: Tensor, w: Tensor) -> list[HopperTiles]:
+    from ebl.engine.hopper import HopperTiles
+
+    height, width = op.map_size(x)
+    num_out = w.shape[2] if op.down else w.shape[0]
+    tiles = -(-len(x) * height * width // 128) * -(-num_out // 128)  # of 128 positions by 128 channels
+    units = torch.cuda.get_device_properties(x.device).multi_processor_count
+    if tiles >= 1.5 * units:  # two on each unit: one computes while the other writes
+        return [HopperTiles(4, 128, 2, 3), HopperTiles(8, 128, 2, 4)]
+    if tiles >= 0.75 * units:
+        return [HopperTiles(4, 128, 3, 4), HopperTiles(4, 128, 2, 3)]
+    return [HopperTiles(4, 64, 3, 4), HopperTiles(4, 64, 2, 3)]
 
 
 def _hopper(device: torch.device) -> bool:
@@ -163,7 +206,62 @@ def random_layer(shape: tuple[int, ...], op: Update, device: torch.device) -> La
     batch, height, width, channels = shape
     u = torch.zeros(batch, 2 * height, 2 * width, channels, dtype=torch.float16, device=device) if op.mode == POOL else None
     bias = torch.randn(channels, device=device)
-    return Layer(s.half(), (s - s.half().float()).half(), u, None if op.mode == CLAMP else bias, average=op.average)
+    return Layer(s.half(), (s - s.half().float()).half(), u, None if op.mode == CLAMP else bias)
+
+
+def deviation_error(
+    op: Update, x: Tensor, w: Tensor, rest: Callable[..., None], deviate: Callable[..., None]
+) -> float:
+    """The same for both kernels of perturbed phases, with the states of half as many examples as x has at rest."""
+    dev = x.device
+    batch = max(1, len(x) // 2)
+    x = torch.rand(2 * batch, *x.shape[1:], device=dev).half()
+    w = (torch.randn(w.shape, device=dev) / (w.shape[1] * x.shape[3]) ** 0.5).half()
+    height, width = op.map_size(x)
+    shrink = 2 if op.mode == POOL else 1
+    shape = (height // shrink, width // shrink, w.shape[2] if op.down else w.shape[0])
+    right = random_deviation(batch, shape, op, dev)
+    found = replace(right, **{name: v.clone() for name in WRITTEN if (v := getattr(right, name)) is not None})
+    t = torch.randn(1, batch, *shape, device=dev)
+    deviation.rest_update(op, x[:batch], w, t, right)
+    rest(op, x[:batch], w, t, found)
+    worst = _deviation_distance(found, right, ("slack", "d"), ("u", "du"))
+    for name in WRITTEN:
+        if getattr(right, name) is not None:
+            getattr(found, name).copy_(getattr(right, name))
+    t, omega = torch.randn(1, 2 * batch, *shape, device=dev), torch.tensor([1.3], device=dev)
+    x = x * torch.randn_like(x)
+    deviation.deviation_update(op, x, w, t, right, omega)
+    deviate(op, x, w, t, found, omega)
+    return max(worst, _deviation_distance(found, right, ("d",), ("du",)))
+
+
+WRITTEN = ("slack", "d", "behind", "u", "du")
+
+
+def _deviation_distance(found: Deviation, right: Deviation, exact: tuple[str, ...], winners: tuple[str, ...]) -> float:
+    error = max(_distance(getattr(found, name).float(), getattr(right, name).float()) for name in exact)
+    for name in winners:
+        a, b = getattr(found, name), getattr(right, name)
+        if b is not None:
+            off = (a.float() - b.float()).abs() > TOLERANCE * float(b.abs().max())
+            if bool(torch.isnan(a).any()) or float(off.float().mean()) > WRONG_WINNERS:
+                return float("inf")
+    return error
+
+
+def random_deviation(batch: int, shape: tuple[int, int, int], op: Update, device: torch.device) -> Deviation:
+    """A layer at random states; all that a kernel should write is NaN."""
+    height, width, channels = shape
+    s = torch.rand(batch, *shape, device=device)
+
+    def nothing(n: int, grow: int = 1) -> Tensor:
+        return torch.full((n, grow * height, grow * width, channels), torch.nan, dtype=torch.float16, device=device)
+
+    maps = (nothing(batch, 2), nothing(batch, 2), nothing(2 * batch, 2)) if op.mode == POOL else (None, None, None)
+    bias = torch.randn(channels, device=device) if op.mode == POOL else None
+    lo = (s - s.half().float()).half()
+    return Deviation(s.half(), lo, nothing(batch), nothing(2 * batch), bias, *maps, average=op.average)
 
 
 def gradient_error(op: Update, below: Tensor, above: Tensor, parts: int, function: Callable[..., None]) -> float:

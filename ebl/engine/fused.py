@@ -7,7 +7,7 @@ recorded as a CUDA graph. Hidden layers meet in kernels; the image's drive and t
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -15,9 +15,8 @@ from torch import Tensor
 
 from ebl.boundary import FREE, Clamp
 from ebl.engine.choose import Kernels
-from ebl.engine.gradient import SCALE
+from ebl.engine.deviation import LIMIT, SCALE, Deviation
 from ebl.engine.kernels import CLAMP, POOL, SLOTS, STORE, Layer, Update
-from ebl.engine.readout import LARGEST, readout, triton_readout
 from ebl.models.hopfield import Hopfield
 from ebl.models.links import Conv
 from ebl.relax import Schedule, update_groups
@@ -28,33 +27,32 @@ ORDERS = ("odd-first", "even-first")
 
 @dataclass
 class Phase:
-    """Where a relaxation of B examples happens."""
+    """Where a free relaxation of B examples happens."""
 
     layers: list[Layer]  # the hidden ones
     stored: list[Tensor | None]  # what comes from the layer above, for layers that also hear from below
     drive: Tensor  # (1, B, H, W, C): what reaches layer 1 from the image, its bias included
-    from_output: Tensor  # (1, B, H, W, C): what the last hidden layer hears from the output
+    heard: Tensor  # (1, B, H, W, C): what the last hidden layer hears from the output
     output: Tensor  # (B, classes)
     output_gap: Tensor  # (B,)
 
     def __len__(self) -> int:
         return len(self.output)
 
-    def half(self) -> Phase:
-        """The first half of the examples, in the same memory."""
-        n = len(self) // 2
-        layers = [
-            replace(
-                v,
-                hi=v.hi[:n],
-                lo=v.lo[:n],
-                u=None if v.u is None else v.u[:n],
-                gaps=None if v.gaps is None else v.gaps.flatten()[: v.gaps.numel() // 2].view(len(v.gaps), n, *v.gaps.shape[2:]),
-            )
-            for v in self.layers
-        ]
-        stored = [None if t is None else torch.empty_like(t[:, :n]) for t in self.stored]
-        return Phase(layers, stored, self.drive[:, :n], self.from_output[:, :n], self.output[:n], self.output_gap[:n])
+
+@dataclass
+class Perturbed:
+    """Both perturbed phases of those examples, as deviations from where they are."""
+
+    layers: list[Deviation]
+    stored: list[Tensor | None]
+    heard: Tensor
+    output: Tensor
+    output_gap: Tensor
+    origin: Tensor  # (B, classes): the free output
+
+    def __len__(self) -> int:
+        return len(self.output)
 
 
 class Fused:
@@ -107,18 +105,39 @@ class Fused:
             pooled = k > 0 and self.ops[k].mode == POOL
             u = torch.zeros(batch, 2 * h, 2 * w, c, dtype=torch.float16, device=dev) if pooled else None
             gaps = torch.zeros(-(-c // SLOTS), batch, h, w, device=dev)
-            layers.append(Layer(hi, lo, u, self.biases[k] if k else None, gaps, self.ops[k].average))
+            layers.append(Layer(hi, lo, u, self.biases[k] if k else None, gaps))
+        drive = torch.zeros(1, batch, *self.shapes[0], dtype=self.drive_dtype, device=dev)
+        heard = torch.zeros(1, batch, *self.shapes[-1], device=dev)
+        output = torch.zeros(batch, self.net.links[-1].shape[0], device=dev)
+        return Phase(layers, self._stored(layers, batch), drive, heard, output, torch.zeros(batch, device=dev))
+
+    def perturbed(self, free: Phase) -> Perturbed:
+        """Buffers of both perturbed phases. The free states stay where they are and are shared."""
+        batch, dev = len(free), self.device
+        layers = []
+        for layer, (h, w, c) in zip(free.layers, self.shapes, strict=True):
+
+            def zeros(n: int, grow: int = 1, size: tuple[int, int, int] = (h, w, c)) -> Tensor:
+                return torch.zeros(n, grow * size[0], grow * size[1], size[2], dtype=torch.float16, device=dev)
+
+            maps = (None, None, None) if layer.u is None else (zeros(batch, 2), layer.u, zeros(2 * batch, 2))
+            average = layer.u is not None and self.ops[len(layers)].average
+            layers.append(Deviation(layer.hi, layer.lo, zeros(batch), zeros(2 * batch), layer.bias, *maps, average=average))
+        heard = torch.zeros(1, 2 * batch, *self.shapes[-1], device=dev)
+        output = torch.zeros(2 * batch, *free.output.shape[1:], device=dev)
+        gap = torch.zeros(2 * batch, device=dev)
+        return Perturbed(layers, self._stored(layers, 2 * batch), heard, output, gap, free.output)
+
+    def _stored(self, layers: Sequence[Layer] | Sequence[Deviation], batch: int) -> list[Tensor | None]:
+        found: list[Tensor | None] = []
         for k, shape in enumerate(self.shapes):
             t = None
             if 0 < k < self.num_hidden - 1:
-                up = layers[k + 1]
-                parts = self.kernels.parts(self._down(k + 1, STORE), up.hi if up.u is None else up.u, self.weights[k])
-                t = torch.zeros(parts, batch, *shape, device=dev)
-            stored.append(t)
-        drive = torch.zeros(1, batch, *self.shapes[0], dtype=self.drive_dtype, device=dev)
-        from_output = torch.zeros(1, batch, *self.shapes[-1], device=dev)
-        output = torch.zeros(batch, self.net.links[-1].shape[0], device=dev)
-        return Phase(layers, stored, drive, from_output, output, torch.zeros(batch, device=dev))
+                x = _upper(layers[k + 1])
+                parts = self.kernels.parts(self._down(k + 1, STORE), x, self.weights[k])
+                t = torch.zeros(parts, batch, *shape, device=self.device)
+            found.append(t)
+        return found
 
     @torch.no_grad()
     def drive(self, x: Tensor, phase: Phase) -> Tensor | None:
@@ -152,76 +171,150 @@ class Fused:
             found.append(s.reshape(len(phase), *link.shape) if len(link.shape) == 1 else s)
         return (*found, phase.output.clone())
 
-    def refresh(self, phase: Phase, ks: Sequence[int]) -> None:
-        """Make the unpooled maps of these layers anew, from the layers below as they are."""
-        for k in ks:
+    def refresh(self, phase: Phase) -> None:
+        """Make the unpooled maps of the layers that do not move first anew, from the layers below as they are."""
+        for k in self.late:
             if phase.layers[k].u is not None:
                 self.kernels.update(self.ops[k], phase.layers[k - 1].hi, self.weights[k - 1], None, phase.layers[k], None)
+
+    def hear(self, phase: Phase) -> None:
+        """Make ready a state that was taken over as if a free phase had ended in it."""
+        self.refresh(phase)
+        self._move_output(phase, None, None, None, None)
+
+    def carry(self, phase: Phase, perturbed: Perturbed) -> None:
+        """Take over the state the second perturbed phase ended in."""
+        batch = len(phase)
+        for layer, there in zip(phase.layers, perturbed.layers, strict=True):
+            s = layer.hi.float() + there.d[batch:].float() / SCALE
+            layer.hi.copy_(s)
+            layer.lo.copy_(s - layer.hi.float())
+        phase.output.copy_(perturbed.output[batch:])
 
     def groups(self, clamped: bool = False) -> list[list[int]]:
         return update_groups(self.net, self.num_hidden + 1, self.order, Clamp(torch.empty(0)) if clamped else FREE)
 
     @torch.no_grad()
-    def relax(
+    def relax(self, phase: Phase, iterations: int, omegas: Tensor) -> None:
+        """Settle; omegas holds a factor for each group of each iteration. The unpooled maps of the layers that do not move first
+        must be valid: zeros or a refresh does it."""
+        self._iterate(iterations, self.groups(), omegas, lambda k, omega, last: self._move(phase, k, omega, last))
+
+    @torch.no_grad()
+    def perturb(
         self,
         phase: Phase,
+        perturbed: Perturbed,
         iterations: int,
-        omegas: Tensor,  # a factor for each group of each iteration
-        beta: Tensor | None = None,  # (B, 1), with a target: the output is nudged
-        target: Tensor | None = None,
-        clamped: bool = False,
-        watch: bool = True,
+        omegas: Tensor,
+        betas: Tensor,  # (2B, 1)
+        targets: Tensor,  # (2B, classes)
+        clamped: bool,
     ) -> None:
-        """The unpooled maps of the layers that do not move first must be valid: zeros, a refresh or an earlier phase does it."""
-        groups = self.groups(clamped)
+        """From the free state `phase` is in: nudge the output by betas, or clamp it at o + beta (target - o), and settle."""
+        self._rest(phase, perturbed)
+        perturbed.output.copy_(torch.cat([phase.output, phase.output]))
         if clamped:
-            self._move_output(phase, None, None, None)
+            perturbed.output.add_(betas * (targets - perturbed.output))
+            self._move_output(phase, perturbed, None, None, None)
+        else:
+            perturbed.heard.zero_()
+
+        def move(k: int, omega: Tensor, last: bool) -> None:
+            if k == self.num_hidden:
+                self._move_output(phase, perturbed, omega, betas, targets)
+            else:
+                self._deviate(perturbed, k, omega)
+
+        self._iterate(iterations, self.groups(clamped), omegas, move)
+        for k in self.early:  # their layers below have moved since
+            if k > 0 and perturbed.layers[k].du is not None:
+                below, w = perturbed.layers[k - 1].d, self.weights[k - 1]
+                self.kernels.deviation(self.ops[k], below, w, None, perturbed.layers[k], None)
+
+    def _iterate(
+        self, iterations: int, groups: list[list[int]], omegas: Tensor, move: Callable[[int, Tensor, bool], None]
+    ) -> None:
         for i in range(iterations):
-            seen = watch and i == iterations - 1
             for g, group in enumerate(groups):
                 at = i * len(groups) + g
                 omega = omegas[at : at + 1]
-                with self._aside() if self.num_hidden in group else contextlib.nullcontext():
-                    if self.num_hidden in group:
-                        self._move_output(phase, omega, beta, target)
+                if self.num_hidden in group:
+                    with self._aside():
+                        move(self.num_hidden, omega, False)
                 for k in group:
                     if k < self.num_hidden:
-                        self._move(phase, k, omega, seen)
+                        move(k, omega, i == iterations - 1)
                 self._join()
 
-    def residual(self, phase: Phase, clamped: bool = False) -> Tensor:
-        """(B,): rms way of the worst block to where its update leads, as the last watched iteration met it."""
+    def residual(self, phase: Phase) -> Tensor:
+        """(B,): rms way of the worst block to where its update leads, as the last iteration met it."""
         rms = []
         for layer, link in zip(phase.layers, self.net.links[:-1], strict=True):
             assert layer.gaps is not None
             units = torch.Size(link.shape).numel()
             rms.append((layer.gaps.sum((0, 2, 3)) / units).sqrt())
-        if not clamped:
-            rms.append(phase.output_gap)
-        return torch.stack(rms).amax(0)
+        return torch.stack([*rms, phase.output_gap]).amax(0)
 
     def _move(self, phase: Phase, k: int, omega: Tensor, watch: bool) -> None:
-        """Update hidden layer k."""
+        """Update layer k of a free phase."""
+        if k == self.num_hidden:
+            self._move_output(phase, None, omega, None, None)
+            return
         layer, last = phase.layers[k], k == self.num_hidden - 1
         if k == 0 and last:
             self._move_alone(phase, omega, watch)
         elif k == 0:
-            up = phase.layers[1]
-            x = up.hi if up.u is None else up.u
-            self.kernels.update(self._down(1, CLAMP), x, self.weights[0], phase.drive, layer, omega, watch)
+            op, x = self._down(1, CLAMP), _upper(phase.layers[1])
+            self.kernels.update(op, x, self.weights[0], phase.drive, layer, omega, watch)
         else:
-            t = phase.from_output if last else phase.stored[k]
+            t = phase.heard if last else phase.stored[k]
             if not last:
-                up = phase.layers[k + 1]
-                x = up.hi if up.u is None else up.u
-                self.kernels.update(self._down(k + 1, STORE), x, self.weights[k], t, None, None)
+                op, x = self._down(k + 1, STORE), _upper(phase.layers[k + 1])
+                self.kernels.update(op, x, self.weights[k], t, None, None)
             self.kernels.update(self.ops[k], phase.layers[k - 1].hi, self.weights[k - 1], t, layer, omega, watch)
+
+    def _rest(self, phase: Phase, perturbed: Perturbed) -> None:
+        """What the perturbed phases need to know of the free state, from the top layer down; deviations at their start."""
+        for k in reversed(range(self.num_hidden)):
+            layer, last = perturbed.layers[k], k == self.num_hidden - 1
+            if k == 0 and last:
+                f = phase.drive[0].float() + phase.heard[0]
+                layer.slack.copy_((SCALE * (f - layer.hi.float())).clamp(-LIMIT, LIMIT))
+                layer.d.copy_(torch.cat([SCALE * layer.lo.float()] * 2))
+            elif k == 0:
+                op, x = self._down(1, CLAMP), _upper(phase.layers[1])
+                self.kernels.rest(op, x, self.weights[0], phase.drive, layer)
+            else:
+                t = phase.heard if last else phase.stored[k]
+                if not last:
+                    op, x = self._down(k + 1, STORE), _upper(phase.layers[k + 1])
+                    self.kernels.update(op, x, self.weights[k], t, None, None)
+                self.kernels.rest(self.ops[k], phase.layers[k - 1].hi, self.weights[k - 1], t, layer)
+
+    def _deviate(self, perturbed: Perturbed, k: int, omega: Tensor) -> None:
+        """Update hidden layer k of perturbed phases."""
+        layer, last = perturbed.layers[k], k == self.num_hidden - 1
+        if k == 0 and last:
+            hi, slack, d = (torch.cat([v.float(), v.float()]) for v in (layer.hi, layer.slack, torch.empty_like(layer.hi)))
+            low, high, d = -SCALE * hi, SCALE * (1 - hi), layer.d.float()
+            to = torch.minimum(torch.maximum(slack + perturbed.heard[0], low), high)
+            layer.d.copy_(torch.minimum(torch.maximum(d + omega * (to - d), low), high))
+        elif k == 0:
+            op, x = self._down(1, CLAMP), _upper(perturbed.layers[1])
+            self.kernels.deviation(op, x, self.weights[0], None, layer, omega)
+        else:
+            t = perturbed.heard if last else perturbed.stored[k]
+            if not last:
+                op, x = self._down(k + 1, STORE), _upper(perturbed.layers[k + 1])
+                self.kernels.update(op, x, self.weights[k], t, None, None)
+            self.kernels.deviation(self.ops[k], perturbed.layers[k - 1].d, self.weights[k - 1], t, layer, omega)
 
     def _move_alone(self, phase: Phase, omega: Tensor, watch: bool) -> None:
         """The only hidden layer: nothing but the drive and the output to hear from."""
         layer = phase.layers[0]
         old = layer.hi.float() + layer.lo.float()
-        gap = (phase.drive[0].float() + phase.from_output[0]).clamp(0, 1) - old
+        gap = (phase.drive[0].float() + phase.heard[0]).clamp(0, 1) - old
         if watch:
             assert layer.gaps is not None
             layer.gaps.zero_()
@@ -230,12 +323,18 @@ class Fused:
         layer.hi.copy_(s)
         layer.lo.copy_(s - layer.hi.float())
 
-    def _move_output(self, phase: Phase, omega: Tensor | None, beta: Tensor | None, target: Tensor | None) -> None:
+    def _move_output(
+        self, phase: Phase, perturbed: Perturbed | None, omega: Tensor | None, beta: Tensor | None, target: Tensor | None
+    ) -> None:
         """Without an omega the output stays and is only heard."""
-        fits = self.device.type == "cuda" and self.readout.shape[1] <= LARGEST
-        (triton_readout if fits else readout)(
-            *(phase.layers[-1], self.readout, self.net.biases[-1], phase.output, phase.from_output, phase.output_gap),
-            *(omega, beta, target),
+        hi = phase.layers[-1].hi
+        rest, unit, origin = phase.layers[-1].lo, 1.0, None
+        where: Phase | Perturbed = phase
+        if perturbed is not None:
+            rest, unit, origin, where = perturbed.layers[-1].d, 1 / SCALE, perturbed.origin, perturbed
+        bias = self.net.biases[-1]
+        self.kernels.readout(
+            *(hi, rest, unit, self.readout, bias, where.output, origin, where.heard, where.output_gap, omega, beta, target)
         )
 
     def _down(self, k: int, mode: int) -> Update:
@@ -258,7 +357,7 @@ class Fused:
 
 
 class Contrasts:
-    """The weight gradients of two phases held as one batch of 2B: buffers and the pass that fills them."""
+    """The gradients of both perturbed phases' contrast: buffers and the pass that fills them."""
 
     def __init__(self, fused: Fused, batch: int):
         self.fused, self.batch = fused, batch
@@ -282,15 +381,15 @@ class Contrasts:
         return max(1, min(2 * units // tiles, 32))
 
     @torch.no_grad()
-    def gradients(self, phase: Phase, x: Tensor, extra: Tensor | None, signs: Tensor, factor: Tensor) -> list[Tensor]:
+    def gradients(self, phases: Perturbed, x: Tensor, extra: Tensor | None, signs: Tensor, factor: Tensor) -> list[Tensor]:
         """factor sum_b signs_b (s2 (x) u2 - s1 (x) u1) for every parameter, in the order of parameters(): weights, biases.
 
-        `phase` holds both phases; x and `extra` are the images and what `Fused.drive` returned."""
+        x and `extra` are the images and what `Fused.drive` returned."""
         fused, net = self.fused, self.fused.net
         batch = self.batch
         factor = factor / SCALE
         by_weight, by_bias = [], []
-        for k, layer in enumerate(phase.layers):
+        for k, layer in enumerate(phases.layers):
             above = self.above[k]
             fused.kernels.contrast(layer, signs, self.below[k], above)
             channels = len(net.biases[k])
@@ -312,22 +411,18 @@ class Contrasts:
                 by_weight.append(found[:n, :, :c].view(n, kh, kw, c).permute(0, 3, 1, 2))
             else:
                 by_weight.append(found[: w.shape[1], 0, : w.shape[0]].t())
-        s1, s2 = last_state(phase).chunk(2)
-        o1, o2 = phase.output.chunk(2)
-        f = factor * SCALE * signs[:, None]
-        d, height, width = f * (o2 - o1), *fused.shapes[-1][:2]
-        readout = (f * (s2 - s1)).t() @ ((o1 + o2) / 2) + ((s1 + s2) / 2).t() @ d
+        last = phases.layers[-1]
+        d1, d2 = last.d.float().flatten(1).chunk(2)
+        mean = last.hi.float().flatten(1) + (d1 + d2) / (2 * SCALE)
+        o1, o2 = phases.output.chunk(2)
+        f = signs[:, None]
+        d, height, width = factor * SCALE * f * (o2 - o1), *fused.shapes[-1][:2]
+        readout = (factor * f * (d2 - d1)).t() @ ((o1 + o2) / 2) + mean.t() @ d
         channels = net.weights[-1].shape[0] // (height * width)
         maps = readout.view(height, width, -1, readout.shape[1])[:, :, :channels]
         by_weight.append(maps.permute(2, 0, 1, 3).flatten(0, 2))
         by_bias.append(d.sum(0))
         return by_weight + by_bias
-
-
-def last_state(phase: Phase) -> Tensor:
-    """(B, units) of the last hidden layer in float32."""
-    layer = phase.layers[-1]
-    return (layer.hi.float() + layer.lo.float()).flatten(1)
 
 
 def factors(schedule: Schedule, groups: int, iterations: int, device: torch.device) -> Tensor:
@@ -362,3 +457,10 @@ def _map_shape(shape: tuple[int, ...]) -> tuple[int, int, int]:
 def _maps(s: Tensor) -> Tensor:
     """(B, C, H, W) or (B, C) as (B, H, W, C)."""
     return s.permute(0, 2, 3, 1) if s.dim() == 4 else s[:, None, None]
+
+
+def _upper(layer: Layer | Deviation) -> Tensor:
+    """What the layer below hears: the unpooled map, or the state where nothing is pooled; of perturbed phases, the deviations."""
+    if isinstance(layer, Deviation):
+        return layer.d if layer.du is None else layer.du
+    return layer.hi if layer.u is None else layer.u

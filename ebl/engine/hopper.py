@@ -17,7 +17,8 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma, warpgroup_mma, warpgroup_mma_init, warpgroup_mma_wait
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-from ebl.engine.kernels import STORE, Layer, Update
+from ebl.engine.deviation import LIMIT, SCALE, Deviation
+from ebl.engine.kernels import POOL, STORE, Layer, Update
 
 BK = gl.constexpr(64)
 
@@ -30,7 +31,7 @@ def _larger(v1, k1, v2, k2):
 
 
 @gluon.jit
-def _load_a(xd, bars, ring, stage, J, row, b0, col, K: gl.constexpr, KC: gl.constexpr, SA: gl.constexpr, BB: gl.constexpr, WW: gl.constexpr):
+def _load_a(xd, bars, ring, stage, J, row, b0, col, K: gl.constexpr, SA: gl.constexpr, BB: gl.constexpr, WW: gl.constexpr):
     """Ask for the box of the input that serves stage `stage` = (channels, column of the kernel)."""
     slot = stage % SA
     bar = bars.index(slot)
@@ -59,29 +60,15 @@ def _load_w(wd, bars, ring, step, steps, n0, first, K: gl.constexpr, C: gl.const
         tma.async_copy_global_to_shared(wd, [n0, (dh * K + dw) * C + kc * BK], bar, ring.index(slot), pred)
 
 
-@gluon.jit(do_not_specialize=["B"], do_not_specialize_on_alignment=["omega"])
-def conv_kernel(
-    xd, wd, t, bias, hi, lo, u, omega, gaps,
-    B,
-    HO: gl.constexpr, WO: gl.constexpr,  # the map the convolution makes
-    CIN: gl.constexpr, N: gl.constexpr, C: gl.constexpr,  # channels in and out; C: channels of a tap in w
-    K: gl.constexpr, PAD: gl.constexpr, DOWN: gl.constexpr,
-    MODE: gl.constexpr, AVERAGE: gl.constexpr, NUM_T: gl.constexpr, BIAS: gl.constexpr, UPDATE: gl.constexpr, WATCH: gl.constexpr,
+@gluon.jit
+def _convolve(
+    xd, wd, b0, h0, w0, n0,
+    CIN: gl.constexpr, C: gl.constexpr, K: gl.constexpr, PAD: gl.constexpr, DOWN: gl.constexpr,
     SPLIT: gl.constexpr, BB: gl.constexpr, WW: gl.constexpr, BN: gl.constexpr, SA: gl.constexpr, SW: gl.constexpr,
 ):  # fmt: skip
+    """Two rows of the map: top and bottom, each (examples and columns, channels)."""
     NW: gl.constexpr = gl.num_warps()
     BW: gl.constexpr = BB * WW
-    nn: gl.constexpr = (N + BN - 1) // BN
-    nw: gl.constexpr = WO // WW
-    nh: gl.constexpr = HO // 2
-    pid = gl.program_id(0)
-    pn = pid % nn
-    n0 = pn * BN
-    pm = pid // nn
-    w0 = (pm % nw) * WW
-    h0 = ((pm // nw) % nh) * 2
-    b0 = (pm // (nw * nh)) * BB
-
     KC: gl.constexpr = (CIN + BK - 1) // BK
     J: gl.constexpr = KC * K // SPLIT  # stages of A here
     STEPS: gl.constexpr = J * K
@@ -96,9 +83,8 @@ def conv_kernel(
         mbarrier.init(bars_a.index(i), count=1)
     for i in gl.static_range(SW):
         mbarrier.init(bars_w.index(i), count=1)
-
     for i in gl.static_range(SA):
-        _load_a(xd, bars_a, ring_a, i + first, J + first, h0 - PAD, b0, w0 - PAD, K, KC, SA, BB, WW)
+        _load_a(xd, bars_a, ring_a, i + first, J + first, h0 - PAD, b0, w0 - PAD, K, SA, BB, WW)
     for i in gl.static_range(SW):
         _load_w(wd, bars_w, ring_w, i, STEPS, n0, first, K, C, DOWN, BN, SW)
 
@@ -117,7 +103,7 @@ def conv_kernel(
             # the product before this one is done: its places are free
             if dh == 0:
                 if j > 0:
-                    _load_a(xd, bars_a, ring_a, j - 1 + SA + first, J + first, h0 - PAD, b0, w0 - PAD, K, KC, SA, BB, WW)
+                    _load_a(xd, bars_a, ring_a, j - 1 + SA + first, J + first, h0 - PAD, b0, w0 - PAD, K, SA, BB, WW)
             if step > 0:
                 _load_w(wd, bars_w, ring_w, step - 1 + SW, STEPS, n0, first, K, C, DOWN, BN, SW)
     z = warpgroup_mma_wait(0, deps=(acc,))
@@ -125,13 +111,41 @@ def conv_kernel(
         mbarrier.invalidate(bars_a.index(i))
     for i in gl.static_range(SW):
         mbarrier.invalidate(bars_w.index(i))
-
     top, bottom = z.reshape([2, BW, BN]).permute((1, 2, 0)).split()
+    return gl.convert_layout(top, mma), gl.convert_layout(bottom, mma)
+
+
+@gluon.jit
+def _place(HO: gl.constexpr, WO: gl.constexpr, N: gl.constexpr, BB: gl.constexpr, WW: gl.constexpr, BN: gl.constexpr):
+    """First example, row, column and channel of this program's tile, and the tile's number along the channels."""
+    nn: gl.constexpr = (N + BN - 1) // BN
+    nw: gl.constexpr = WO // WW
+    nh: gl.constexpr = HO // 2
+    pid = gl.program_id(0)
+    pm = pid // nn
+    return (pm // (nw * nh)) * BB, ((pm // nw) % nh) * 2, (pm % nw) * WW, (pid % nn) * BN, pid % nn
+
+
+@gluon.jit(do_not_specialize=["B"], do_not_specialize_on_alignment=["omega"])
+def conv_kernel(
+    xd, wd, t, bias, hi, lo, u, omega, gaps,
+    B,
+    HO: gl.constexpr, WO: gl.constexpr,  # the map the convolution makes
+    CIN: gl.constexpr, N: gl.constexpr, C: gl.constexpr,  # channels in and out; C: channels of a tap in w
+    K: gl.constexpr, PAD: gl.constexpr, DOWN: gl.constexpr,
+    MODE: gl.constexpr, AVERAGE: gl.constexpr, NUM_T: gl.constexpr, BIAS: gl.constexpr, UPDATE: gl.constexpr, WATCH: gl.constexpr,
+    SPLIT: gl.constexpr, BB: gl.constexpr, WW: gl.constexpr, BN: gl.constexpr, SA: gl.constexpr, SW: gl.constexpr,
+):  # fmt: skip
+    NW: gl.constexpr = gl.num_warps()
+    BW: gl.constexpr = BB * WW
+    b0, h0, w0, n0, pn = _place(HO, WO, N, BB, WW, BN)
+    top, bottom = _convolve(xd, wd, b0, h0, w0, n0, CIN, C, K, PAD, DOWN, SPLIT, BB, WW, BN, SA, SW)
+    mma: gl.constexpr = top.type.layout
     if MODE == 2:
         col = gl.arange(0, BW, gl.SliceLayout(1, mma))
         kcol = (col % 2)[:, None] + gl.zeros([BW, BN], gl.int32, mma)
-        v = gl.convert_layout(top, mma)
-        below = gl.convert_layout(bottom, mma)
+        v = top
+        below = bottom
         cell: gl.constexpr = gl.BlockedLayout([1, 8], [256 // BN, BN // 8], [NW, 1], [1, 0])
         if AVERAGE:
             pooled = gl.sum((v + below).reshape([BW // 2, 2, BN]), axis=1) * 0.25
@@ -192,6 +206,118 @@ def _finish(h, best, h0, row, b0, w0, n0, pn, t, bias, hi, lo, u, omega, gaps, B
         for p in gl.static_range(4):
             at = base + ((p // 2) * (2 * W) + p % 2) * N
             gl.store(u + at, v * 0.25 if AVERAGE else gl.where(best == p, v, zero), mask=ok)
+
+
+@gluon.jit(do_not_specialize=["B", "BASE"], do_not_specialize_on_alignment=["omega"])
+def deviation_kernel(
+    xd, wd, hi, lo, slack, d, t, bias, omega, behind, u, du,
+    B, BASE,
+    HO: gl.constexpr, WO: gl.constexpr, CIN: gl.constexpr, N: gl.constexpr, C: gl.constexpr,
+    K: gl.constexpr, PAD: gl.constexpr, DOWN: gl.constexpr, POOLS: gl.constexpr, AVERAGE: gl.constexpr, NUM_T: gl.constexpr,
+    BIAS: gl.constexpr, UPDATE: gl.constexpr, REST: gl.constexpr, SCALE: gl.constexpr, LIMIT: gl.constexpr,
+    BB: gl.constexpr, WW: gl.constexpr, BN: gl.constexpr, SA: gl.constexpr, SW: gl.constexpr,
+):  # fmt: skip
+    """`rest_update` and `deviation_update` of ebl.engine.deviation."""
+    NW: gl.constexpr = gl.num_warps()
+    BW: gl.constexpr = BB * WW
+    b0, h0, w0, n0, pn = _place(HO, WO, N, BB, WW, BN)
+    top, bottom = _convolve(xd, wd, b0, h0, w0, n0, CIN, C, K, PAD, DOWN, 1, BB, WW, BN, SA, SW)
+    cell: gl.constexpr = gl.BlockedLayout([1, 8], [256 // BN, BN // 8], [NW, 1], [1, 0])
+    rn = n0 + gl.arange(0, BN, gl.SliceLayout(0, cell))
+    if POOLS:
+        wide: gl.constexpr = gl.BlockedLayout([2, 8], [256 // BN, BN // 8], [NW, 1], [1, 0])
+        H: gl.constexpr = HO // 2
+        W: gl.constexpr = WO // 2
+        M: gl.constexpr = BW // 2
+        rm = gl.arange(0, M, gl.SliceLayout(1, cell))
+        b = b0 + rm // (WW // 2)
+        y = h0 // 2
+        x = w0 // 2 + rm % (WW // 2)
+        ok = (b < B)[:, None] & (rn < N)[None, :]
+        at = (((b % BASE) * HO + 2 * y) * WO + 2 * x)[:, None] * N + rn[None, :]
+        to = ((b * HO + 2 * y) * WO + 2 * x)[:, None] * N + rn[None, :]
+        c0, c1 = gl.convert_layout(top, wide).reshape([M, 2, BN]).permute((0, 2, 1)).split()
+        c2, c3 = gl.convert_layout(bottom, wide).reshape([M, 2, BN]).permute((0, 2, 1)).split()
+        a0 = gl.convert_layout(c0, cell)
+        a1 = gl.convert_layout(c1, cell)
+        a2 = gl.convert_layout(c2, cell)
+        a3 = gl.convert_layout(c3, cell)
+        if AVERAGE:
+            f = (a0 + a1 + a2 + a3) * 0.25
+            best = gl.zeros([M, BN], gl.int32, cell)
+        else:
+            if not REST:
+                a0 += gl.load(behind + at, mask=ok, other=0.0).to(gl.float32)
+                a1 += gl.load(behind + at + N, mask=ok, other=0.0).to(gl.float32)
+                a2 += gl.load(behind + at + WO * N, mask=ok, other=0.0).to(gl.float32)
+                a3 += gl.load(behind + at + WO * N + N, mask=ok, other=0.0).to(gl.float32)
+            f = gl.maximum(gl.maximum(a0, a1), gl.maximum(a2, a3))
+            best = gl.where(a0 == f, 0, gl.where(a1 == f, 1, gl.where(a2 == f, 2, 3)))
+            if REST:
+                gl.store(behind + at, gl.maximum(SCALE * (a0 - f), -LIMIT).to(gl.float16), mask=ok)
+                gl.store(behind + at + N, gl.maximum(SCALE * (a1 - f), -LIMIT).to(gl.float16), mask=ok)
+                gl.store(behind + at + WO * N, gl.maximum(SCALE * (a2 - f), -LIMIT).to(gl.float16), mask=ok)
+                gl.store(behind + at + WO * N + N, gl.maximum(SCALE * (a3 - f), -LIMIT).to(gl.float16), mask=ok)
+        new, h = _deviate(f, b, y, x, rn, ok, hi, lo, slack, d, t, bias, omega, B, BASE, H, W, N, NUM_T, BIAS, UPDATE, REST, SCALE,
+                          LIMIT)
+        zero = gl.zeros([M, BN], gl.float16, cell)
+        for p in gl.static_range(4):
+            shift = ((p // 2) * WO + p % 2) * N
+            if REST:
+                if AVERAGE:
+                    part = new * 0.25
+                    gl.store(u + at + shift, (h * 0.25).to(gl.float16), mask=ok)
+                else:
+                    part = gl.where(best == p, new, zero)
+                    gl.store(u + at + shift, gl.where(best == p, h, 0.0).to(gl.float16), mask=ok)
+                gl.store(du + at + shift, part, mask=ok)
+                gl.store(du + B.to(gl.int64) * (HO * WO * N) + at + shift, part, mask=ok)
+            elif AVERAGE:
+                gl.store(du + to + shift, new * 0.25, mask=ok)
+            else:
+                was = gl.load(u + at + shift, mask=ok, other=0.0).to(gl.float32)
+                s = gl.where(best == p, SCALE * h + new.to(gl.float32), 0.0) - SCALE * was
+                gl.store(du + to + shift, gl.where((best == p) & (was != 0.0), new.to(gl.float32), s).to(gl.float16), mask=ok)
+    else:
+        rm = gl.arange(0, BW, gl.SliceLayout(1, cell))
+        b = b0 + rm // WW
+        ok = (b < B)[:, None] & (rn < N)[None, :]
+        for row in gl.static_range(2):
+            f = gl.convert_layout(top if row == 0 else bottom, cell)
+            _deviate(f, b, h0 + row, w0 + rm % WW, rn, ok, hi, lo, slack, d, t, bias, omega, B, BASE, HO, WO, N, NUM_T, BIAS, UPDATE, REST,
+                     SCALE, LIMIT)
+
+
+@gluon.jit
+def _deviate(f, b, y, x, rn, ok, hi, lo, slack, d, t, bias, omega, B, BASE, H: gl.constexpr, W: gl.constexpr, N: gl.constexpr,
+             NUM_T: gl.constexpr, BIAS: gl.constexpr, UPDATE: gl.constexpr, REST: gl.constexpr, SCALE: gl.constexpr,
+             LIMIT: gl.constexpr):  # fmt: skip
+    """Write the slack and the first deviations, or move the deviations; the new ones, and the free state."""
+    o = ((b * H + y) * W + x)[:, None] * N + rn[None, :]
+    base = (((b % BASE) * H + y) * W + x)[:, None] * N + rn[None, :]
+    h = gl.load(hi + base, mask=ok, other=0.0).to(gl.float32)
+    part = B.to(gl.int64) * (H * W * N)
+    if REST or UPDATE:
+        for i in gl.static_range(NUM_T):
+            f += gl.load(t + i * part + o, mask=ok, other=0.0).to(gl.float32)
+    if REST:
+        if BIAS:
+            f += gl.load(bias + rn, mask=rn < N, other=0.0)[None, :]
+        gl.store(slack + o, gl.minimum(gl.maximum(SCALE * (f - h), -LIMIT), LIMIT).to(gl.float16), mask=ok)
+        new = (SCALE * gl.load(lo + o, mask=ok, other=0.0).to(gl.float32)).to(gl.float16)
+        gl.store(d + o, new, mask=ok)
+        gl.store(d + part + o, new, mask=ok)
+    else:
+        new = gl.load(d + o, mask=ok, other=0.0)
+        if UPDATE:
+            f += gl.load(slack + base, mask=ok, other=0.0).to(gl.float32)
+            low = -SCALE * h
+            high = SCALE * (1.0 - h)
+            now = new.to(gl.float32)
+            now += gl.load(omega) * (gl.minimum(gl.maximum(f, low), high) - now)
+            new = gl.minimum(gl.maximum(now, low), high).to(gl.float16)
+            gl.store(d + o, new, mask=ok)
+    return new, h
 
 
 @gluon.jit
@@ -292,6 +418,69 @@ def hopper_update(
 ) -> None:
     """`layer_update` by the kernel above. In mode STORE, t has as many parts as the tiles say."""
     tiles = tiles or HopperTiles()
+    xd, wd, grid, shape = _describe(op, x, w, tiles)
+    hi, lo, u, bias, gaps = (None,) * 5 if layer is None else (layer.hi, layer.lo, layer.u, layer.bias, layer.gaps)
+    anything: Any = x
+    conv_kernel[(grid, tiles.parts)](
+        xd,
+        wd,
+        *(anything if v is None else v for v in (t, bias, hi, lo, u, omega, gaps)),
+        len(x),
+        **shape,
+        MODE=op.mode,
+        AVERAGE=op.average,
+        NUM_T=0 if t is None or op.mode == STORE else len(t),
+        BIAS=bias is not None,
+        UPDATE=omega is not None,
+        WATCH=watch,
+        SPLIT=tiles.parts,
+        num_warps=tiles.warps,
+    )
+
+
+def hopper_rest(
+    op: Update, x: Tensor, w: Tensor, t: Tensor | None, layer: Deviation, tiles: HopperTiles | None = None
+) -> None:
+    _launch_deviation(op, x, w, t, layer, None, True, tiles or HopperTiles(4))
+
+
+def hopper_deviation(
+    op: Update, x: Tensor, w: Tensor, t: Tensor | None, layer: Deviation, omega: Tensor | None, tiles: HopperTiles | None = None
+) -> None:
+    _launch_deviation(op, x, w, t, layer, omega, False, tiles or HopperTiles(4))
+
+
+def _launch_deviation(
+    op: Update, x: Tensor, w: Tensor, t: Tensor | None, layer: Deviation, omega: Tensor | None, rest: bool, tiles: HopperTiles
+) -> None:
+    xd, wd, grid, shape = _describe(op, x, w, tiles)
+    anything: Any = x
+    others = (t, layer.bias, omega, layer.behind, layer.u, layer.du)
+    deviation_kernel[(grid, 1)](
+        xd,
+        wd,
+        layer.hi,
+        layer.lo,
+        layer.slack,
+        layer.d,
+        *(anything if v is None else v for v in others),
+        len(x),
+        len(layer.hi),
+        **shape,
+        POOLS=op.mode == POOL,
+        AVERAGE=op.average,
+        NUM_T=0 if t is None else len(t),
+        BIAS=layer.bias is not None and rest,
+        UPDATE=omega is not None,
+        REST=rest,
+        SCALE=SCALE,
+        LIMIT=LIMIT,
+        num_warps=tiles.warps,
+    )
+
+
+def _describe(op: Update, x: Tensor, w: Tensor, tiles: HopperTiles) -> tuple[Any, Any, int, dict[str, Any]]:
+    """TMA descriptors of input and weights, the number of tiles, and what both kernels want to know of the shapes."""
     batch, height, width, channels_in = x.shape
     map_height, map_width = op.map_size(x)
     num_out = w.shape[2] if op.down else w.shape[0]
@@ -300,41 +489,27 @@ def hopper_update(
     bb = pairs // ww
     k = op.kernel_size
     box, tile = [k + 1, bb, ww, 64], [64, tiles.channels] if op.down else [tiles.channels, 64]
-    xd = TensorDescriptor(
-        x, [height, batch, width, channels_in], [width * channels_in, height * width * channels_in, channels_in, 1], box,
-        gl.NVMMASharedLayout(128, 16, 4),
-    )  # fmt: skip
-    wd = TensorDescriptor(w, [w.shape[0], k * k * w.shape[2]], [k * k * w.shape[2], 1], tile, gl.NVMMASharedLayout(128, 16, 2))
-    hi, lo, u, bias, gaps = (None,) * 5 if layer is None else (layer.hi, layer.lo, layer.u, layer.bias, layer.gaps)
-    anything: Any = x
+    strides = [width * channels_in, height * width * channels_in, channels_in, 1]
+    xd = TensorDescriptor(x, [height, batch, width, channels_in], strides, box, gl.NVMMASharedLayout(128, 16, 4))
+    row = k * k * w.shape[2]
+    wd = TensorDescriptor(w, [w.shape[0], row], [row, 1], tile, gl.NVMMASharedLayout(128, 16, 2))
     grid = -(-batch // bb) * (map_height // 2) * (map_width // ww) * -(-num_out // tiles.channels)
-    conv_kernel[(grid, tiles.parts)](
-        xd,
-        wd,
-        *(anything if v is None else v for v in (t, bias, hi, lo, u, omega, gaps)),
-        batch,
-        HO=map_height,
-        WO=map_width,
-        CIN=channels_in,
-        N=num_out,
-        C=w.shape[2],
-        K=k,
-        PAD=k - 1 - op.padding if op.down else op.padding,
-        DOWN=op.down,
-        MODE=op.mode,
-        AVERAGE=op.average,
-        NUM_T=0 if t is None or op.mode == STORE else len(t),
-        BIAS=bias is not None,
-        UPDATE=omega is not None,
-        WATCH=watch,
-        SPLIT=tiles.parts,
-        BB=bb,
-        WW=ww,
-        BN=tiles.channels,
-        SA=tiles.boxes,
-        SW=tiles.weights,
-        num_warps=tiles.warps,
-    )
+    shape = {
+        "HO": map_height,
+        "WO": map_width,
+        "CIN": channels_in,
+        "N": num_out,
+        "C": w.shape[2],
+        "K": k,
+        "PAD": k - 1 - op.padding if op.down else op.padding,
+        "DOWN": op.down,
+        "BB": bb,
+        "WW": ww,
+        "BN": tiles.channels,
+        "SA": tiles.boxes,
+        "SW": tiles.weights,
+    }
+    return xd, wd, grid, shape
 
 
 def hopper_weight_gradient(op: Update, below: Tensor, above: Tensor, out: Tensor, warps: int = 4) -> None:

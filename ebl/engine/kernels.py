@@ -54,7 +54,6 @@ class Layer:
     u: Tensor | None = None  # (B, 2H, 2W, C) float16: hi at the positions that won
     bias: Tensor | None = None  # (C,) float32
     gaps: Tensor | None = None  # (slots, B, H, W) float32: squared way to where the update leads, summed over channels
-    average: bool = False  # u holds a quarter of hi at all four positions instead
 
 
 def layer_update(
@@ -65,10 +64,7 @@ def layer_update(
     With f the field, s <- clamp(s + omega (clamp(f) - s)) goes to layer.hi and layer.lo, its unpooled map to layer.u. Without
     an omega the state stays, and only u is made anew. `watch` fills layer.gaps.
     """
-    k = op.kernel_size
-    weights = w.float().view(w.shape[0], k, k, w.shape[2]).permute(0, 3, 1, 2)
-    conv = F.conv_transpose2d if op.down else F.conv2d
-    z = conv(x.float().permute(0, 3, 1, 2), weights, padding=op.padding)
+    z = convolve(op, x, w)
     if op.mode == STORE:
         assert t is not None
         t.zero_()
@@ -98,6 +94,14 @@ def layer_update(
         v = layer.hi.float().permute(0, 3, 1, 2)
         u = F.interpolate(v, scale_factor=2.0) / 4 if where is None else F.max_unpool2d(v, where, 2)
         layer.u.copy_(u.permute(0, 2, 3, 1))
+
+
+def convolve(op: Update, x: Tensor, w: Tensor) -> Tensor:
+    """(B, C, H, W) float32: the convolution of 16-bit operands, or its transpose, in exact products."""
+    k = op.kernel_size
+    weights = w.float().view(w.shape[0], k, k, w.shape[2]).permute(0, 3, 1, 2)
+    conv = F.conv_transpose2d if op.down else F.conv2d
+    return conv(x.float().permute(0, 3, 1, 2), weights, padding=op.padding)
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ebl.config import Config
 from ebl.data.batches import Batches
-from ebl.engine.fused import Contrasts, Fused, Phase, factors
+from ebl.engine.fused import Contrasts, Fused, factors
 from ebl.engine.graphs import Graphs
 from ebl.engine.sgd import Sgd
 from ebl.models.hopfield import Hopfield
@@ -37,8 +37,8 @@ class FusedStep:
         device = net.biases[0].device
         batch = config.batch_size
         self.fused = Fused(net, config.free.order)
-        self.both = self.fused.phase(2 * batch)
-        self.free = self.both.half()
+        self.free = self.fused.phase(batch)
+        self.perturbed = self.fused.perturbed(self.free)
         self.contrasts = Contrasts(self.fused, batch)
         self.sgd = Sgd(optimiser, list(net.parameters()))
         self.graphs = Graphs(device)
@@ -112,11 +112,11 @@ class FusedStep:
 
     @torch.no_grad()
     def _body(self, iterations: int) -> None:
-        fused, free, both = self.fused, self.free, self.both
+        fused, free = self.fused, self.free
         target = F.one_hot(self.y, free.output.shape[1]).float()
         extra = fused.drive(self.x, free)
         if self.config.start == "carry":
-            fused.refresh(free, fused.late)
+            fused.refresh(free)
         else:
             fused.zero(free)
         fused.relax(free, iterations, self.free_omegas)
@@ -126,22 +126,14 @@ class FusedStep:
         self.sgd.apply(gradients)
         fused.cast()
         if self.config.start == "carry":
-            for a, b in zip(free.layers, both.layers, strict=True):
-                a.hi.copy_(b.hi[len(free) :])
-                a.lo.copy_(b.lo[len(free) :])
-            free.output.copy_(both.output[len(free) :])
+            fused.carry(free, self.perturbed)
 
     def _perturb(self, target: Tensor, extra: Tensor | None) -> list[Tensor]:
-        """From the free state in the first half of the buffers to the gradients: both perturbed phases, and their contrast."""
-        fused, both = self.fused, self.both
-        _double(both, fused.early)
+        """From the free state to the gradients: both perturbed phases, and their contrast."""
         targets = torch.cat([target, target])
-        if self.clamped:
-            both.output.add_(self.betas * (targets - both.output))
-        betas = None if self.clamped else self.betas
-        fused.relax(both, self.config.nudged.iterations, self.nudged_omegas, betas, targets, self.clamped, watch=False)
-        fused.refresh(both, fused.early)
-        return self.contrasts.gradients(both, self.x, extra, self.signs, self.factor)
+        iterations = self.config.nudged.iterations
+        self.fused.perturb(self.free, self.perturbed, iterations, self.nudged_omegas, self.betas, targets, self.clamped)
+        return self.contrasts.gradients(self.perturbed, self.x, extra, self.signs, self.factor)
 
     @torch.no_grad()
     def gradients_from(self, x: Tensor, y: Tensor, state: State) -> list[Tensor]:
@@ -150,7 +142,7 @@ class FusedStep:
         self._take(x, y, torch.Generator())
         self.carried = state
         extra = self.fused.drive(self.x, self.free)
-        self.fused.refresh(self.free, self.fused.late)
+        self.fused.hear(self.free)
         return self._perturb(F.one_hot(self.y, self.free.output.shape[1]).float(), extra)
 
 
@@ -202,14 +194,3 @@ class _Evaluator:
         for k, (layer, link) in enumerate(zip(phase.layers, fused.net.links[:-1], strict=True)):
             full = (layer.hi >= 1).sum((1, 2, 3)) / torch.Size(link.shape).numel()
             self.saturated[k] += (full * self.there).sum()
-
-
-def _double(both: Phase, early: list[int]) -> None:
-    """Start the second half of the examples where the first half is. Unpooled maps of layers that move first are made anew."""
-    n = len(both) // 2
-    for k, layer in enumerate(both.layers):
-        for v in (layer.hi, layer.lo, None if k in early else layer.u):
-            if v is not None:
-                v[n:].copy_(v[:n])
-    both.output[n:].copy_(both.output[:n])
-    both.drive[:, n:].copy_(both.drive[:, :n])
