@@ -59,6 +59,12 @@ class Kernels:
     def contrast(self, layer: Deviation, signs: Tensor, below: Tensor, above: Tensor | None) -> None:
         (deviation.contrast if self.device.type == "cpu" else deviation.triton_contrast)(layer, signs, below, above)
 
+    def column_sums(self, v: Tensor) -> Tensor:
+        return gradient.column_sums(v) if self.device.type == "cpu" else gradient.triton_column_sums(v)
+
+    def spread(self, v: Tensor, where: Tensor | None, out: Tensor) -> None:
+        (gradient.spread if self.device.type == "cpu" else gradient.triton_spread)(v, where, out)
+
     def readout(self, hi: Tensor, rest: Tensor, unit: float, w: Tensor, *others: Any) -> None:
         fits = self.device.type == "cuda" and w.shape[1] <= LARGEST
         (triton_readout if fits else readout)(hi, rest, unit, w, *others)

@@ -24,6 +24,7 @@ if triton is not None:
     from ebl.engine.kernels import _product
 
 SCALE = 64.0  # lifts small differences out of float16's subnormal numbers
+LEAST = 1e-7  # a position that did not win is behind by this at least, so that the winner can be told
 LIMIT = 60000.0  # where a slack or a distance is cut: far outside of what can matter
 
 
@@ -36,7 +37,7 @@ class Deviation:
     slack: Tensor  # (B, H, W, C) float16
     d: Tensor  # (2B, H, W, C) float16: the deviations
     bias: Tensor | None = None
-    behind: Tensor | None = None  # (B, 2H, 2W, C) float16: at most 0, and 0 at the winner
+    behind: Tensor | None = None  # (B, 2H, 2W, C) float16: below 0, and 0 at the winner
     u: Tensor | None = None  # (B, 2H, 2W, C) float16: hi unpooled
     du: Tensor | None = None  # (2B, 2H, 2W, C) float16: the unpooled state less u
     average: bool = False
@@ -51,8 +52,8 @@ def rest_update(op: Update, x: Tensor, w: Tensor, t: Tensor | None, layer: Devia
         assert layer.u is not None
         assert layer.du is not None
         pooled, where = (F.avg_pool2d(z, 2), None) if op.average else F.max_pool2d(z, 2, return_indices=True)
-        behind = SCALE * (z - F.interpolate(pooled, scale_factor=2.0))
-        layer.behind.copy_(behind.clamp(-LIMIT, LIMIT).permute(0, 2, 3, 1))
+        behind = (SCALE * (z - F.interpolate(pooled, scale_factor=2.0))).clamp(-LIMIT, -LEAST).permute(0, 2, 3, 1)
+        layer.behind.copy_(torch.where(_unpool(torch.ones_like(layer.hi.float()), where) > 0, 0.0, behind))
         layer.u.copy_(_unpool(layer.hi.float(), where))
         layer.du.copy_(torch.cat([_unpool(SCALE * layer.lo.float(), where)] * 2))
         z = pooled
@@ -167,6 +168,7 @@ def _launch(
         REST=rest,
         SCALE=SCALE,
         LIMIT=LIMIT,
+        LEAST=LEAST,
         BM=tiles.cells,
         BN=bn,
         BK=max(16, min(tiles.step, triton.next_power_of_2(channels_in))),
@@ -208,7 +210,7 @@ if triton is not None:
                           N: tl.constexpr, PER_TAP: tl.constexpr, K: tl.constexpr, PAD: tl.constexpr, DOWN: tl.constexpr,
                           POOLS: tl.constexpr, AVERAGE: tl.constexpr, NUM_T: tl.constexpr, BIAS: tl.constexpr,
                           UPDATE: tl.constexpr, REST: tl.constexpr, SCALE: tl.constexpr, LIMIT: tl.constexpr,
-                          BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr):  # fmt: skip
+                          LEAST: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr):  # fmt: skip
         if POOLS:
             shrink: tl.constexpr = 2
         else:
@@ -272,7 +274,8 @@ if triton is not None:
                     else:
                         won = w0 if p == 0 else (w1 if p == 1 else (w2 if p == 2 else w3))
                         a = a0 if p == 0 else (a1 if p == 1 else (a2 if p == 2 else a3))
-                        tl.store(behind + q, tl.maximum(SCALE * (a - f), -LIMIT).to(tl.float16), mask=ok)
+                        back = tl.minimum(tl.maximum(SCALE * (a - f), -LIMIT), -LEAST)
+                        tl.store(behind + q, tl.where(won, 0.0, back).to(tl.float16), mask=ok)
                         tl.store(u + q, tl.where(won, h, 0.0).to(tl.float16), mask=ok)
                         part = tl.where(won, left, tl.zeros((BM, BN), tl.float16))
                     tl.store(du + q, part, mask=ok)
@@ -298,8 +301,7 @@ if triton is not None:
                         tl.store(du + q, (new * 0.25).to(tl.float16), mask=ok)
                     else:
                         won = w0 if p == 0 else (w1 if p == 1 else (w2 if p == 2 else w3))
-                        s = tl.where(won, SCALE * h + new.to(tl.float32), 0.0)
-                        was = tl.load(u + at + (p // 2) * down + (p % 2) * N, mask=ok, other=0.0).to(tl.float32)
-                        stayed = won & (was != 0.0)
-                        part = tl.where(stayed, new.to(tl.float32), s - SCALE * was)
+                        v = v0 if p == 0 else (v1 if p == 1 else (v2 if p == 2 else v3))
+                        part = tl.where(won, new.to(tl.float32), 0.0)
+                        part += tl.where(won & (v != 0.0), SCALE * h, tl.where(~won & (v == 0.0), -SCALE * h, 0.0))
                         tl.store(du + q, part.to(tl.float16), mask=ok)

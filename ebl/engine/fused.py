@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from ebl.boundary import FREE, Clamp
@@ -62,8 +63,9 @@ class Fused:
         self.net, self.order, self.drive_dtype = net, order, drive_dtype
         self.device = net.biases[0].device
         self.kernels = Kernels(self.device)
-        self.side = torch.cuda.Stream(self.device) if self.device.type == "cuda" else None
         self.num_hidden = len(net.links) - 1
+        count = self.num_hidden if self.device.type == "cuda" else 0
+        self.sides = [torch.cuda.Stream(self.device) for _ in range(count)]
         self.shapes = [_map_shape(link.shape) for link in net.links[:-1]]  # (H, W, C), C a multiple of 8
         self.ops = [_product(link) for link in net.links[:-1]]
         self.weights: list[Tensor] = []
@@ -141,10 +143,19 @@ class Fused:
 
     @torch.no_grad()
     def drive(self, x: Tensor, phase: Phase) -> Tensor | None:
-        """Fill the phase's drive from the images; what layer 1's weight gradient needs again."""
-        pooled, extra = self.net.links[0].up(self.net.weights[0], self.net.biases[0], x)
-        phase.drive[0, ..., : pooled.shape[1]].copy_(_maps(pooled))
-        return extra
+        """Fill the phase's drive from the images; which positions won, as `spread` wants them (None where nothing was pooled)."""
+        link, w, b = self.net.links[0], self.net.weights[0], self.net.biases[0]
+        if not isinstance(link, Conv):
+            phase.drive[0, ..., : len(b)].copy_(_maps(link.up(w, b, x)[0]))
+            return None
+        pooled, indices = link.up(w, None, x)
+        maps = _maps(pooled)
+        phase.drive[0, ..., : len(b)].copy_(maps + b)
+        if indices is None:
+            return None
+        width = link.map_size[1]
+        at = _maps(indices)
+        return F.pad(((at // width % 2) * 2 + at % 2).to(torch.uint8), (0, self.shapes[0][2] - len(b))).contiguous()
 
     def zero(self, phase: Phase) -> None:
         for layer in phase.layers:
@@ -239,13 +250,10 @@ class Fused:
             for g, group in enumerate(groups):
                 at = i * len(groups) + g
                 omega = omegas[at : at + 1]
-                if self.num_hidden in group:
-                    with self._aside():
-                        move(self.num_hidden, omega, False)
-                for k in group:
-                    if k < self.num_hidden:
+                for n, k in enumerate(reversed(group)):  # the smallest first: the others fill the GPU around them
+                    with self._aside(n) if n < len(group) - 1 else contextlib.nullcontext():
                         move(k, omega, i == iterations - 1)
-                self._join()
+                self._join(len(group) - 1)
 
     def residual(self, phase: Phase) -> Tensor:
         """(B,): rms way of the worst block to where its update leads, as the last iteration met it."""
@@ -342,18 +350,18 @@ class Fused:
         return replace(self.ops[k], mode=mode, down=True)
 
     @contextlib.contextmanager
-    def _aside(self) -> Iterator[None]:
-        """On a second stream: the readout is tiny and hides behind the convolutions."""
-        if self.side is None:
+    def _aside(self, n: int) -> Iterator[None]:
+        """On a stream beside the main one: layers of one colour do not wait for each other."""
+        if not self.sides:
             yield
             return
-        self.side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(self.side):
+        self.sides[n].wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self.sides[n]):
             yield
 
-    def _join(self) -> None:
-        if self.side is not None:
-            torch.cuda.current_stream().wait_stream(self.side)
+    def _join(self, count: int) -> None:
+        for side in self.sides[:count]:
+            torch.cuda.current_stream().wait_stream(side)
 
 
 class Contrasts:
@@ -362,6 +370,15 @@ class Contrasts:
     def __init__(self, fused: Fused, batch: int):
         self.fused, self.batch = fused, batch
         f16 = {"dtype": torch.float16, "device": fused.device}
+        self.image: Tensor | None = None  # of convolutional networks: channels in eights, 16-bit
+        self.spread: Tensor | None = None
+        first = fused.net.links[0]
+        if isinstance(first, Conv):
+            channels, height, width = first.below_shape
+            self.image = torch.zeros(batch, height, width, -(-channels // 8) * 8, **f16)
+            self.spread = torch.zeros(batch, *first.map_size, fused.shapes[0][2], **f16)
+            shape = (fused.shapes[0][2], first.kernel_size**2, self.image.shape[3])
+            self.first_product = torch.zeros(self._parts(torch.empty(shape, device="meta")), *shape, device=fused.device)
         self.below = [torch.zeros(2 * batch, *shape, **f16) for shape in fused.shapes]
         self.above: list[Tensor | None] = [None]
         self.products: list[Tensor | None] = [None]
@@ -370,9 +387,9 @@ class Contrasts:
             grow = 2 if fused.ops[k].mode == POOL else 1
             self.above.append(torch.zeros(2 * batch, grow * h, grow * w, c, **f16))
             weights = fused.weights[k - 1]
-            self.products.append(torch.zeros(self._parts(k, weights), *weights.shape, device=fused.device))
+            self.products.append(torch.zeros(self._parts(weights), *weights.shape, device=fused.device))
 
-    def _parts(self, k: int, weights: Tensor) -> int:
+    def _parts(self, weights: Tensor) -> int:
         """Enough parts of the sum over positions to fill a GPU."""
         if self.fused.device.type == "cpu":
             return 1
@@ -393,24 +410,16 @@ class Contrasts:
             above = self.above[k]
             fused.kernels.contrast(layer, signs, self.below[k], above)
             channels = len(net.biases[k])
-            by_bias.append(factor * self.below[k][:batch, ..., :channels].sum((0, 1, 2), dtype=torch.float32))
+            difference = self.below[k][:batch]
+            by_bias.append(factor * fused.kernels.column_sums(difference)[:channels])
             if k == 0:
-                signed = self.below[0][:batch, ..., :channels].float().permute(0, 3, 1, 2)
-                signed = signed.reshape(batch, *net.links[0].shape) if len(net.links[0].shape) == 1 else signed
-                with torch.backends.cudnn.flags(enabled=True, deterministic=True, allow_tf32=True):
-                    by_weight.append(factor * net.links[0].weight_gradient(signed, x, extra))
+                by_weight.append(factor * self._first(difference, x, extra))
                 continue
             products = self.products[k]
             assert above is not None
             assert products is not None
             fused.kernels.weight_gradient(fused.ops[k], self.below[k - 1], above, products)
-            w = net.weights[k]
-            found = factor * products.sum(0)
-            if w.dim() == 4:
-                n, c, kh, kw = w.shape
-                by_weight.append(found[:n, :, :c].view(n, kh, kw, c).permute(0, 3, 1, 2))
-            else:
-                by_weight.append(found[: w.shape[1], 0, : w.shape[0]].t())
+            by_weight.append(_weights_like(net.weights[k], factor * products.sum(0)))
         last = phases.layers[-1]
         d1, d2 = last.d.float().flatten(1).chunk(2)
         mean = last.hi.float().flatten(1) + (d1 + d2) / (2 * SCALE)
@@ -423,6 +432,25 @@ class Contrasts:
         by_weight.append(maps.permute(2, 0, 1, 3).flatten(0, 2))
         by_bias.append(d.sum(0))
         return by_weight + by_bias
+
+    def _first(self, difference: Tensor, x: Tensor, extra: Tensor | None) -> Tensor:
+        """Layer 1's weight gradient. Both phases see one image, so one position won: the difference is all that counts."""
+        fused = self.fused
+        link, w = fused.net.links[0], fused.net.weights[0]
+        if self.image is None or self.spread is None:
+            return link.weight_gradient(difference[:, 0, 0, : w.shape[1]].float(), x, None)
+        self.image[..., : x.shape[1]].copy_(_maps(x))
+        fused.kernels.spread(difference, extra, self.spread)
+        fused.kernels.weight_gradient(fused.ops[0], self.image, self.spread, self.first_product)
+        return _weights_like(w, self.first_product.sum(0))
+
+
+def _weights_like(w: Tensor, found: Tensor) -> Tensor:
+    """(N, taps, C) in the order of a link's weights."""
+    if w.dim() == 2:
+        return found[: w.shape[1], 0, : w.shape[0]].t()
+    n, c, height, width = w.shape
+    return found[:n, :, :c].reshape(n, height, width, c).permute(0, 3, 1, 2)
 
 
 def factors(schedule: Schedule, groups: int, iterations: int, device: torch.device) -> Tensor:

@@ -7,6 +7,7 @@ some thousand times larger. Sums are float32, and so is the result.
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 from torch.nn.grad import conv2d_weight
 
@@ -22,6 +23,38 @@ def weight_gradient(op: Update, below: Tensor, above: Tensor, out: Tensor) -> No
     x, g = (v.float().permute(0, 3, 1, 2) for v in (below, above))
     out.zero_()
     out[0].copy_(conv2d_weight(x, [n, c, k, k], g, padding=op.padding).permute(0, 2, 3, 1).reshape(n, k * k, c))
+
+
+def column_sums(v: Tensor) -> Tensor:
+    """The definition: (C,) float32, the sum of (..., C) over all else."""
+    return v.flatten(0, -2).sum(0, dtype=torch.float32)
+
+
+def spread(v: Tensor, where: Tensor | None, out: Tensor) -> None:
+    """The definition: (B, H, W, C) at the positions `where` of (B, 2H, 2W, C), or a quarter of it at all four.
+
+    `where` is (B, H, W, C) uint8: which of the four positions of its window won."""
+    for p in range(4):
+        part = v * 0.25 if where is None else torch.where(where == p, v, 0.0)
+        out[:, p // 2 :: 2, p % 2 :: 2].copy_(part)
+
+
+def triton_column_sums(v: Tensor) -> Tensor:
+    rows, channels = v.numel() // v.shape[-1], v.shape[-1]
+    block = triton.next_power_of_2(channels)
+    share = max(1, 8192 // block)  # rows a program takes at once
+    parts = min(triton.cdiv(rows, share), 512)
+    out = torch.empty(parts, channels, device=v.device)
+    steps = triton.cdiv(triton.cdiv(rows, share), parts)
+    _column_kernel[(parts,)](v, out, rows, C=channels, STEPS=steps, ROWS=share, BLOCK=block, num_warps=8)
+    return out.sum(0)
+
+
+def triton_spread(v: Tensor, where: Tensor | None, out: Tensor) -> None:
+    _, height, width, channels = v.shape
+    _spread_kernel[(triton.cdiv(v.numel(), 1024),)](
+        v, v if where is None else where, out, v.numel(), height, width, C=channels, AVERAGE=where is None, BLOCK=1024
+    )
 
 
 def triton_weight_gradient(op: Update, below: Tensor, above: Tensor, out: Tensor) -> None:
@@ -51,6 +84,28 @@ def triton_weight_gradient(op: Update, below: Tensor, above: Tensor, out: Tensor
 
 
 if triton is not None:
+
+    @triton.jit
+    def _column_kernel(v, out, rows, C: tl.constexpr, STEPS: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr):
+        j = tl.arange(0, BLOCK)
+        total = tl.zeros((BLOCK,), tl.float32)
+        for i in range(0, STEPS):
+            r = (tl.program_id(0) * STEPS + i) * ROWS + tl.arange(0, ROWS)
+            ok = (r < rows)[:, None] & (j < C)[None, :]
+            total += tl.sum(tl.load(v + r[:, None] * C + j[None, :], mask=ok, other=0.0).to(tl.float32), axis=0)
+        tl.store(out + tl.program_id(0) * C + j, total, mask=j < C)
+
+    @triton.jit
+    def _spread_kernel(v, where, out, count, H, W, C: tl.constexpr, AVERAGE: tl.constexpr, BLOCK: tl.constexpr):
+        i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+        ok = i < count
+        s = tl.load(v + i, mask=ok, other=0.0)
+        at = i // C
+        base = ((at // (W * H) * (2 * H) + (at // W) % H * 2) * (2 * W) + at % W * 2) * C + i % C
+        k = tl.load(where + i, mask=ok, other=0).to(tl.int32)
+        for p in tl.static_range(4):
+            part = (s * 0.25).to(out.dtype.element_ty) if AVERAGE else tl.where(k == p, s, tl.zeros((BLOCK,), s.dtype))
+            tl.store(out + base + ((p // 2) * (2 * W) + p % 2) * C, part, mask=ok)
 
     @triton.jit
     def _weight_kernel(below, above, out, positions, HI, WI, HO, WO, STEPS: tl.constexpr, N: tl.constexpr, C: tl.constexpr,

@@ -16,11 +16,13 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma, warpgroup_mma, warpgroup_mma_init, warpgroup_mma_wait
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from ebl.engine.deviation import LIMIT, SCALE, Deviation
+from ebl.engine.deviation import LEAST, LIMIT, SCALE, Deviation
 from ebl.engine.kernels import POOL, STORE, Layer, Update
 
 BK = gl.constexpr(64)
+PDL = True  # a kernel may fetch its weights while the one before it ends
 
 
 @gluon.jit
@@ -83,10 +85,11 @@ def _convolve(
         mbarrier.init(bars_a.index(i), count=1)
     for i in gl.static_range(SW):
         mbarrier.init(bars_w.index(i), count=1)
+    for i in gl.static_range(SW):  # the weights do not wait for the kernel before this one
+        _load_w(wd, bars_w, ring_w, i, STEPS, n0, first, K, C, DOWN, BN, SW)
+    gdc_wait()
     for i in gl.static_range(SA):
         _load_a(xd, bars_a, ring_a, i + first, J + first, h0 - PAD, b0, w0 - PAD, K, SA, BB, WW)
-    for i in gl.static_range(SW):
-        _load_w(wd, bars_w, ring_w, i, STEPS, n0, first, K, C, DOWN, BN, SW)
 
     mma: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [NW, 1], [16, BN, 16])
     acc = warpgroup_mma_init(gl.zeros([2 * BW, BN], gl.float32, mma))
@@ -107,6 +110,7 @@ def _convolve(
             if step > 0:
                 _load_w(wd, bars_w, ring_w, step - 1 + SW, STEPS, n0, first, K, C, DOWN, BN, SW)
     z = warpgroup_mma_wait(0, deps=(acc,))
+    gdc_launch_dependents()
     for i in gl.static_range(SA):
         mbarrier.invalidate(bars_a.index(i))
     for i in gl.static_range(SW):
@@ -214,7 +218,7 @@ def deviation_kernel(
     B, BASE,
     HO: gl.constexpr, WO: gl.constexpr, CIN: gl.constexpr, N: gl.constexpr, C: gl.constexpr,
     K: gl.constexpr, PAD: gl.constexpr, DOWN: gl.constexpr, POOLS: gl.constexpr, AVERAGE: gl.constexpr, NUM_T: gl.constexpr,
-    BIAS: gl.constexpr, UPDATE: gl.constexpr, REST: gl.constexpr, SCALE: gl.constexpr, LIMIT: gl.constexpr,
+    BIAS: gl.constexpr, UPDATE: gl.constexpr, REST: gl.constexpr, SCALE: gl.constexpr, LIMIT: gl.constexpr, LEAST: gl.constexpr,
     BB: gl.constexpr, WW: gl.constexpr, BN: gl.constexpr, SA: gl.constexpr, SW: gl.constexpr,
 ):  # fmt: skip
     """`rest_update` and `deviation_update` of ebl.engine.deviation."""
@@ -246,18 +250,24 @@ def deviation_kernel(
             f = (a0 + a1 + a2 + a3) * 0.25
             best = gl.zeros([M, BN], gl.int32, cell)
         else:
+            was = gl.zeros([M, BN], gl.int32, cell)
             if not REST:
-                a0 += gl.load(behind + at, mask=ok, other=0.0).to(gl.float32)
-                a1 += gl.load(behind + at + N, mask=ok, other=0.0).to(gl.float32)
-                a2 += gl.load(behind + at + WO * N, mask=ok, other=0.0).to(gl.float32)
-                a3 += gl.load(behind + at + WO * N + N, mask=ok, other=0.0).to(gl.float32)
+                v0 = gl.load(behind + at, mask=ok, other=0.0).to(gl.float32)
+                v1 = gl.load(behind + at + N, mask=ok, other=0.0).to(gl.float32)
+                v2 = gl.load(behind + at + WO * N, mask=ok, other=0.0).to(gl.float32)
+                v3 = gl.load(behind + at + WO * N + N, mask=ok, other=0.0).to(gl.float32)
+                was = gl.where(v0 == 0.0, 0, gl.where(v1 == 0.0, 1, gl.where(v2 == 0.0, 2, 3)))
+                a0 += v0
+                a1 += v1
+                a2 += v2
+                a3 += v3
             f = gl.maximum(gl.maximum(a0, a1), gl.maximum(a2, a3))
             best = gl.where(a0 == f, 0, gl.where(a1 == f, 1, gl.where(a2 == f, 2, 3)))
             if REST:
-                gl.store(behind + at, gl.maximum(SCALE * (a0 - f), -LIMIT).to(gl.float16), mask=ok)
-                gl.store(behind + at + N, gl.maximum(SCALE * (a1 - f), -LIMIT).to(gl.float16), mask=ok)
-                gl.store(behind + at + WO * N, gl.maximum(SCALE * (a2 - f), -LIMIT).to(gl.float16), mask=ok)
-                gl.store(behind + at + WO * N + N, gl.maximum(SCALE * (a3 - f), -LIMIT).to(gl.float16), mask=ok)
+                gl.store(behind + at, _behind(a0, f, best == 0, SCALE, LIMIT, LEAST), mask=ok)
+                gl.store(behind + at + N, _behind(a1, f, best == 1, SCALE, LIMIT, LEAST), mask=ok)
+                gl.store(behind + at + WO * N, _behind(a2, f, best == 2, SCALE, LIMIT, LEAST), mask=ok)
+                gl.store(behind + at + WO * N + N, _behind(a3, f, best == 3, SCALE, LIMIT, LEAST), mask=ok)
         new, h = _deviate(f, b, y, x, rn, ok, hi, lo, slack, d, t, bias, omega, B, BASE, H, W, N, NUM_T, BIAS, UPDATE, REST, SCALE,
                           LIMIT)
         zero = gl.zeros([M, BN], gl.float16, cell)
@@ -275,9 +285,9 @@ def deviation_kernel(
             elif AVERAGE:
                 gl.store(du + to + shift, new * 0.25, mask=ok)
             else:
-                was = gl.load(u + at + shift, mask=ok, other=0.0).to(gl.float32)
-                s = gl.where(best == p, SCALE * h + new.to(gl.float32), 0.0) - SCALE * was
-                gl.store(du + to + shift, gl.where((best == p) & (was != 0.0), new.to(gl.float32), s).to(gl.float16), mask=ok)
+                change = gl.where(best == p, new.to(gl.float32), 0.0)
+                change += gl.where(best == was, 0.0, gl.where(best == p, SCALE * h, gl.where(was == p, -SCALE * h, 0.0)))
+                gl.store(du + to + shift, change.to(gl.float16), mask=ok)
     else:
         rm = gl.arange(0, BW, gl.SliceLayout(1, cell))
         b = b0 + rm // WW
@@ -286,6 +296,12 @@ def deviation_kernel(
             f = gl.convert_layout(top if row == 0 else bottom, cell)
             _deviate(f, b, h0 + row, w0 + rm % WW, rn, ok, hi, lo, slack, d, t, bias, omega, B, BASE, HO, WO, N, NUM_T, BIAS, UPDATE, REST,
                      SCALE, LIMIT)
+
+
+@gluon.jit
+def _behind(a, f, won, SCALE: gl.constexpr, LIMIT: gl.constexpr, LEAST: gl.constexpr):
+    """How far a position is behind the winner: 0 at the winner alone, so that it can be told from this."""
+    return gl.where(won, 0.0, gl.minimum(gl.maximum(SCALE * (a - f), -LIMIT), -LEAST)).to(gl.float16)
 
 
 @gluon.jit
@@ -435,6 +451,7 @@ def hopper_update(
         WATCH=watch,
         SPLIT=tiles.parts,
         num_warps=tiles.warps,
+        launch_pdl=PDL,
     )
 
 
@@ -475,7 +492,9 @@ def _launch_deviation(
         REST=rest,
         SCALE=SCALE,
         LIMIT=LIMIT,
+        LEAST=LEAST,
         num_warps=tiles.warps,
+        launch_pdl=PDL,
     )
 
 

@@ -96,7 +96,7 @@ class FusedStep:
         if self.rule.random_sign:
             coins = torch.rand(n, generator=generator)
             self._set_signs(torch.where(coins < 0.5, -1.0, 1.0))
-        self.x[:n].copy_(x.view(n, *self.x.shape[1:]) if x.dim() != self.x.dim() else x)
+        self.x[:n].copy_(x.reshape(n, *self.x.shape[1:]))
         self.y[:n].copy_(y)
 
     def evaluate(self, batches: Batches, schedule: Schedule) -> dict[str, Any]:
@@ -176,7 +176,7 @@ class _Evaluator:
         self.saturated.zero_()
         for x, y in batches.in_order(size):
             n = len(x)
-            self.x[:n].copy_(x.view(n, *self.x.shape[1:]) if x.dim() != self.x.dim() else x)
+            self.x[:n].copy_(x.reshape(n, *self.x.shape[1:]))
             self.y[:n].copy_(y)
             self.there.zero_()
             self.there[:n].fill_(1)

@@ -89,7 +89,7 @@ class Conv:
     def fan_in(self) -> int:
         return self.below_shape[0] * self.kernel_size**2
 
-    def up(self, w: Tensor, b: Tensor, below: Tensor) -> tuple[Tensor, Extra]:
+    def up(self, w: Tensor, b: Tensor | None, below: Tensor) -> tuple[Tensor, Extra]:
         z = F.conv2d(below, w, b, padding=self.padding)
         if self.pool == "average":
             return F.avg_pool2d(z, 2), None
