@@ -31,7 +31,7 @@ class Phase:
     """Where a free relaxation of B examples happens."""
 
     layers: list[Layer]  # the hidden ones
-    stored: list[Tensor | None]  # what comes from the layer above, for layers that also hear from below
+    stored: list[Tensor | None]  # what comes from the layer above, for layers that also hear from below; 16-bit
     drive: Tensor  # (1, B, H, W, C): what reaches layer 1 from the image, its bias included
     heard: Tensor  # (1, B, H, W, C): what the last hidden layer hears from the output
     output: Tensor  # (B, classes)
@@ -47,6 +47,7 @@ class Perturbed:
 
     layers: list[Deviation]
     stored: list[Tensor | None]
+    at_rest: list[Tensor | None]  # the same for the free state, float32
     heard: Tensor
     output: Tensor
     output_gap: Tensor
@@ -111,7 +112,7 @@ class Fused:
         drive = torch.zeros(1, batch, *self.shapes[0], dtype=self.drive_dtype, device=dev)
         heard = torch.zeros(1, batch, *self.shapes[-1], device=dev)
         output = torch.zeros(batch, self.net.links[-1].shape[0], device=dev)
-        return Phase(layers, self._stored(layers, batch), drive, heard, output, torch.zeros(batch, device=dev))
+        return Phase(layers, self._stored(layers, batch, torch.float16), drive, heard, output, torch.zeros(batch, device=dev))
 
     def perturbed(self, free: Phase) -> Perturbed:
         """Buffers of both perturbed phases. The free states stay where they are and are shared."""
@@ -128,16 +129,20 @@ class Fused:
         heard = torch.zeros(1, 2 * batch, *self.shapes[-1], device=dev)
         output = torch.zeros(2 * batch, *free.output.shape[1:], device=dev)
         gap = torch.zeros(2 * batch, device=dev)
-        return Perturbed(layers, self._stored(layers, 2 * batch), heard, output, gap, free.output)
+        stored = self._stored(layers, 2 * batch, torch.float16)
+        at_rest = self._stored(free.layers, batch, torch.float32)
+        return Perturbed(layers, stored, at_rest, heard, output, gap, free.output)
 
-    def _stored(self, layers: Sequence[Layer] | Sequence[Deviation], batch: int) -> list[Tensor | None]:
+    def _stored(
+        self, layers: Sequence[Layer] | Sequence[Deviation], batch: int, dtype: torch.dtype
+    ) -> list[Tensor | None]:
         found: list[Tensor | None] = []
         for k, shape in enumerate(self.shapes):
             t = None
             if 0 < k < self.num_hidden - 1:
                 x = _upper(layers[k + 1])
                 parts = self.kernels.parts(self._down(k + 1, STORE), x, self.weights[k])
-                t = torch.zeros(parts, batch, *shape, device=self.device)
+                t = torch.zeros(parts, batch, *shape, dtype=dtype, device=self.device)
             found.append(t)
         return found
 
@@ -251,9 +256,9 @@ class Fused:
                 at = i * len(groups) + g
                 omega = omegas[at : at + 1]
                 for n, k in enumerate(reversed(group)):  # the smallest first: the others fill the GPU around them
-                    with self._aside(n) if n < len(group) - 1 else contextlib.nullcontext():
+                    with self.aside(n) if n < len(group) - 1 else contextlib.nullcontext():
                         move(k, omega, i == iterations - 1)
-                self._join(len(group) - 1)
+                self.join(len(group) - 1)
 
     def residual(self, phase: Phase) -> Tensor:
         """(B,): rms way of the worst block to where its update leads, as the last iteration met it."""
@@ -294,7 +299,7 @@ class Fused:
                 op, x = self._down(1, CLAMP), _upper(phase.layers[1])
                 self.kernels.rest(op, x, self.weights[0], phase.drive, layer)
             else:
-                t = phase.heard if last else phase.stored[k]
+                t = phase.heard if last else perturbed.at_rest[k]
                 if not last:
                     op, x = self._down(k + 1, STORE), _upper(phase.layers[k + 1])
                     self.kernels.update(op, x, self.weights[k], t, None, None)
@@ -350,7 +355,7 @@ class Fused:
         return replace(self.ops[k], mode=mode, down=True)
 
     @contextlib.contextmanager
-    def _aside(self, n: int) -> Iterator[None]:
+    def aside(self, n: int) -> Iterator[None]:
         """On a stream beside the main one: layers of one colour do not wait for each other."""
         if not self.sides:
             yield
@@ -359,7 +364,7 @@ class Fused:
         with torch.cuda.stream(self.sides[n]):
             yield
 
-    def _join(self, count: int) -> None:
+    def join(self, count: int) -> None:
         for side in self.sides[:count]:
             torch.cuda.current_stream().wait_stream(side)
 

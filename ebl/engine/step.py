@@ -120,8 +120,10 @@ class FusedStep:
         else:
             fused.zero(free)
         fused.relax(free, iterations, self.free_omegas)
-        self.totals += score(free.output, target, self.y, fused.residual(free), self.signs.abs(), iterations)
+        with fused.aside(-1):
+            self.totals += score(free.output, target, self.y, fused.residual(free), self.signs.abs(), iterations)
         gradients = self._perturb(target, extra)
+        fused.join(len(fused.sides))
         self.totals[4] += 0 * gradients[-1].sum()  # what is not finite shows
         self.sgd.apply(gradients)
         fused.cast()
