@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import platform
 import subprocess
 from pathlib import Path
@@ -24,7 +25,8 @@ def provenance(device: torch.device) -> dict[str, Any]:
 
 
 def _commit() -> str | None:
-    """The commit of the checkout this package runs from, with + if the package was changed since; None if installed."""
+    """The commit of the checkout this package runs from, with + if the package was changed since; where there is none, what
+    EBL_COMMIT says."""
     package = Path(__file__).parent
 
     def git(*words: str) -> str:
@@ -32,10 +34,10 @@ def _commit() -> str | None:
 
     try:
         if not git("ls-files", "__init__.py"):
-            return None
+            return os.environ.get("EBL_COMMIT")
         return git("rev-parse", "HEAD") + ("+" if git("status", "--porcelain", ".") else "")
     except (OSError, subprocess.CalledProcessError):
-        return None
+        return os.environ.get("EBL_COMMIT")
 
 
 def _cpu() -> str:

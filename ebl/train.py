@@ -85,11 +85,14 @@ def _train(run: _Run, out: Path, watch: Watcher | None, checkpoint_seconds: floa
     while run.epoch < config.epochs and not (collapsed and config.stop_on_collapse):
         run.lap()
         run.train_epoch(out, watch, checkpoint_seconds)
+        run.look()
+        trained = run.lap()
         line = run.finish_epoch()
         append_line(out / "metrics.jsonl", line)
         run.save(out)
-        seconds = run.lap()
-        append_line(out / "times.jsonl", {"epoch": line["epoch"], "seconds": seconds, "finished": _now()})
+        seconds = round(trained + run.lap(), 3)
+        times = {"epoch": line["epoch"], "seconds": seconds, "training_seconds": trained, "finished": _now()}
+        append_line(out / "times.jsonl", times)
         lines.append(line)
         collapsed = _warn(config, lines, data, collapsed)
         if watch is not None:

@@ -34,8 +34,8 @@ def test_preset_is_the_papers_column(name):
     assert c.input_shape == ((1, 32, 32) if dataset == "mnist" else (3, 32, 32))
 
 
-def test_every_preset_but_the_quick_one_is_the_papers():
-    assert set(PRESETS) == {"quick", *PAPER}
+def test_every_preset_but_quick_and_fast_is_the_papers():
+    assert set(PRESETS) == {"quick", "fast", *PAPER}
 
 
 def test_networks_are_built_as_configured():

@@ -83,8 +83,8 @@ def test_sgd_is_the_papers_with_cosine_rates_per_layer():
     for step in range(2):
         for group, rate in zip(run.optimiser.param_groups, (0.1, 0.06, 0.03), strict=True):
             group["lr"] = rate
-        run.carried = None
-        run.train_step(x, y)
+        run.stepper.carried = None
+        run.stepper.step(x, y, SMALL.free.iterations, torch.Generator())
         for i, (p, v) in enumerate(zip(before, velocity, strict=True)):
             g = list(net.parameters())[i].grad + 1e-4 * p
             v.mul_(0.9).add_(g) if step else v.copy_(g)
@@ -99,7 +99,7 @@ def test_sgd_is_the_papers_with_cosine_rates_per_layer():
 def test_the_state_is_carried_over_and_reset_when_the_batch_size_changes():
     run = _Run(dataclasses.replace(SMALL, rule="c-ep"), few(), torch.device("cpu"))  # batches of 16, 16, 8
     starts, ends = [], []
-    import ebl.train as module
+    import ebl.steps as module
 
     real = module.estimate_gradients
 
@@ -112,7 +112,7 @@ def test_the_state_is_carried_over_and_reset_when_the_batch_size_changes():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "estimate_gradients", spy)
         for x, y in run.training.epoch(0):
-            run.train_step(x, y)
+            run.stepper.step(x, y, SMALL.free.iterations, torch.Generator())
     assert starts[0] is None
     assert starts[1] is ends[0]
     assert starts[2] is None
