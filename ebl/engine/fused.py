@@ -258,7 +258,7 @@ class Fused:
                 for n, k in enumerate(reversed(group)):  # the smallest first: the others fill the GPU around them
                     with self.aside(n) if n < len(group) - 1 else contextlib.nullcontext():
                         move(k, omega, i == iterations - 1)
-                self.join(len(group) - 1)
+                self.join(*range(len(group) - 1))
 
     def residual(self, phase: Phase) -> Tensor:
         """(B,): rms way of the worst block to where its update leads, as the last iteration met it."""
@@ -364,9 +364,11 @@ class Fused:
         with torch.cuda.stream(self.sides[n]):
             yield
 
-    def join(self, count: int) -> None:
-        for side in self.sides[:count]:
-            torch.cuda.current_stream().wait_stream(side)
+    def join(self, *ns: int) -> None:
+        """Wait for these streams, which `aside` gave work to."""
+        if self.sides:
+            for n in ns:
+                torch.cuda.current_stream().wait_stream(self.sides[n])
 
 
 class Contrasts:

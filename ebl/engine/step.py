@@ -123,7 +123,7 @@ class FusedStep:
         with fused.aside(-1):
             self.totals += score(free.output, target, self.y, fused.residual(free), self.signs.abs(), iterations)
         gradients = self._perturb(target, extra)
-        fused.join(len(fused.sides))
+        fused.join(-1)
         self.totals[4] += 0 * gradients[-1].sum()  # what is not finite shows
         self.sgd.apply(gradients)
         fused.cast()
