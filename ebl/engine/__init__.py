@@ -42,8 +42,8 @@ def make_stepper(config: Config, net: Hopfield, optimiser: torch.optim.SGD) -> S
 
 def not_fused(config: Config, net: Hopfield) -> str | None:
     """Why the fused kernels cannot take a run; None if they can."""
+    from ebl.engine.available import triton
     from ebl.engine.fused import supports
-    from ebl.engine.kernels import triton
 
     if triton is None:
         return "Triton is not installed"

@@ -101,7 +101,8 @@ class Kernels:
 
             for tiles in _hopper_tiles(op, x, w):
                 if fits(op, x, w, tiles):
-                    found.append((f"hopper {tiles}", (partial(hopper_rest, tiles=tiles), partial(hopper_deviation, tiles=tiles))))
+                    kernels_pair = (partial(hopper_rest, tiles=tiles), partial(hopper_deviation, tiles=tiles))
+                    found.append((f"hopper {tiles.warps}x{tiles.channels}", kernels_pair))
         found.append(("triton", (deviation.triton_rest, deviation.triton_deviation)))
         for name, pair in found:
             if _trusted(name, lambda pair=pair: deviation_error(op, x, w, *pair)):  # type: ignore[misc]
@@ -215,9 +216,7 @@ def random_layer(shape: tuple[int, ...], op: Update, device: torch.device) -> La
     return Layer(s.half(), (s - s.half().float()).half(), u, None if op.mode == CLAMP else bias)
 
 
-def deviation_error(
-    op: Update, x: Tensor, w: Tensor, rest: Callable[..., None], deviate: Callable[..., None]
-) -> float:
+def deviation_error(op: Update, x: Tensor, w: Tensor, rest: Callable[..., None], deviate: Callable[..., None]) -> float:
     """The same for both kernels of perturbed phases, with the states of half as many examples as x has at rest."""
     dev = x.device
     batch = max(1, len(x) // 2)
@@ -264,10 +263,11 @@ def random_deviation(batch: int, shape: tuple[int, int, int], op: Update, device
     def nothing(n: int, grow: int = 1) -> Tensor:
         return torch.full((n, grow * height, grow * width, channels), torch.nan, dtype=torch.float16, device=device)
 
-    maps = (nothing(batch, 2), nothing(batch, 2), nothing(2 * batch, 2)) if op.mode == POOL else (None, None, None)
-    bias = torch.randn(channels, device=device) if op.mode == POOL else None
-    lo = (s - s.half().float()).half()
-    return Deviation(s.half(), lo, nothing(batch), nothing(2 * batch), bias, *maps, average=op.average)
+    layer = Deviation(s.half(), (s - s.half().float()).half(), nothing(batch), nothing(2 * batch), average=op.average)
+    if op.mode != POOL:
+        return layer
+    bias = torch.randn(channels, device=device)
+    return replace(layer, bias=bias, behind=nothing(batch, 2), u=nothing(batch, 2), du=nothing(2 * batch, 2))
 
 
 def gradient_error(op: Update, below: Tensor, above: Tensor, parts: int, function: Callable[..., None]) -> float:

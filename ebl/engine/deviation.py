@@ -16,11 +16,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ebl.engine.kernels import POOL, Tiles, Update, convolve, triton
+from ebl.engine.available import tl, triton
+from ebl.engine.kernels import POOL, Tiles, Update, convolve
 
 if triton is not None:
-    import triton.language as tl
-
     from ebl.engine.kernels import _product
 
 SCALE = 64.0  # lifts small differences out of float16's subnormal numbers
@@ -115,7 +114,7 @@ def contrast(layer: Deviation, signs: Tensor, below: Tensor, above: Tensor | Non
 def _unpool(v: Tensor, where: Tensor | None) -> Tensor:
     """(B, H, W, C) at the winning positions of (B, 2H, 2W, C), or a quarter of it at all four."""
     v = v.permute(0, 3, 1, 2)
-    u = F.interpolate(v, scale_factor=2.0) / 4 if where is None else F.max_unpool2d(v, where, 2)
+    u = F.interpolate(v, scale_factor=2.0) / 4 if where is None else F.max_unpool2d(v, where, [2, 2])
     return u.permute(0, 2, 3, 1)
 
 
@@ -178,13 +177,12 @@ def _launch(
 
 
 def triton_contrast(layer: Deviation, signs: Tensor, below: Tensor, above: Tensor | None) -> None:
-    half = layer.hi.numel()
-    size = layer.hi[0].numel()
-    _contrast_kernel[(triton.cdiv(half, 1024),)](layer.hi, layer.d, signs, below, half, size, SCALE=SCALE, SWAPPED=False, BLOCK=1024)
-    if above is not None:
-        u, du = (layer.hi, layer.d) if layer.u is None else (layer.u, layer.du)
-        half, size = u.numel(), u[0].numel()
-        _contrast_kernel[(triton.cdiv(half, 1024),)](u, du, signs, above, half, size, SCALE=SCALE, SWAPPED=True, BLOCK=1024)
+    upper = (layer.hi, layer.d) if layer.u is None else (layer.u, layer.du)
+    for (base, d), out, swapped in (((layer.hi, layer.d), below, False), (upper, above, True)):
+        if out is not None:
+            half, size = base.numel(), base[0].numel()
+            grid = (triton.cdiv(half, 1024),)
+            _contrast_kernel[grid](base, d, signs, out, half, size, SCALE=SCALE, SWAPPED=swapped, BLOCK=1024)
 
 
 if triton is not None:
@@ -211,12 +209,8 @@ if triton is not None:
                           POOLS: tl.constexpr, AVERAGE: tl.constexpr, NUM_T: tl.constexpr, BIAS: tl.constexpr,
                           UPDATE: tl.constexpr, REST: tl.constexpr, SCALE: tl.constexpr, LIMIT: tl.constexpr,
                           LEAST: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr):  # fmt: skip
-        if POOLS:
-            shrink: tl.constexpr = 2
-        else:
-            shrink: tl.constexpr = 1
-        H = HO // shrink
-        W = WO // shrink
+        H = HO // 2 if POOLS else HO
+        W = WO // 2 if POOLS else WO
         cell = tl.program_id(0) * BM + tl.arange(0, BM)
         rn = tl.program_id(1) * BN + tl.arange(0, BN)
         z = cell % W

@@ -102,7 +102,6 @@ class Fused:
         """Fresh buffers, all states at zero."""
         dev = self.device
         layers: list[Layer] = []
-        stored: list[Tensor | None] = []
         for k, (h, w, c) in enumerate(self.shapes):
             hi, lo = (torch.zeros(batch, h, w, c, dtype=torch.float16, device=dev) for _ in range(2))
             pooled = k > 0 and self.ops[k].mode == POOL
@@ -117,15 +116,17 @@ class Fused:
     def perturbed(self, free: Phase) -> Perturbed:
         """Buffers of both perturbed phases. The free states stay where they are and are shared."""
         batch, dev = len(free), self.device
-        layers = []
-        for layer, (h, w, c) in zip(free.layers, self.shapes, strict=True):
+        layers: list[Deviation] = []
 
-            def zeros(n: int, grow: int = 1, size: tuple[int, int, int] = (h, w, c)) -> Tensor:
-                return torch.zeros(n, grow * size[0], grow * size[1], size[2], dtype=torch.float16, device=dev)
+        def zeros(like: Tensor, times: int) -> Tensor:
+            return torch.zeros(times * batch, *like.shape[1:], dtype=torch.float16, device=dev)
 
-            maps = (None, None, None) if layer.u is None else (zeros(batch, 2), layer.u, zeros(2 * batch, 2))
-            average = layer.u is not None and self.ops[len(layers)].average
-            layers.append(Deviation(layer.hi, layer.lo, zeros(batch), zeros(2 * batch), layer.bias, *maps, average=average))
+        for free_layer, op in zip(free.layers, self.ops, strict=True):
+            hi, u = free_layer.hi, free_layer.u
+            layer = Deviation(hi, free_layer.lo, zeros(hi, 1), zeros(hi, 2), free_layer.bias)
+            if u is not None:
+                layer = replace(layer, behind=zeros(u, 1), u=u, du=zeros(u, 2), average=op.average)
+            layers.append(layer)
         heard = torch.zeros(1, 2 * batch, *self.shapes[-1], device=dev)
         output = torch.zeros(2 * batch, *free.output.shape[1:], device=dev)
         gap = torch.zeros(2 * batch, device=dev)
@@ -133,9 +134,7 @@ class Fused:
         at_rest = self._stored(free.layers, batch, torch.float32)
         return Perturbed(layers, stored, at_rest, heard, output, gap, free.output)
 
-    def _stored(
-        self, layers: Sequence[Layer] | Sequence[Deviation], batch: int, dtype: torch.dtype
-    ) -> list[Tensor | None]:
+    def _stored(self, layers: Sequence[Layer] | Sequence[Deviation], batch: int, dtype: torch.dtype) -> list[Tensor | None]:
         found: list[Tensor | None] = []
         for k, shape in enumerate(self.shapes):
             t = None
@@ -148,18 +147,18 @@ class Fused:
 
     @torch.no_grad()
     def drive(self, x: Tensor, phase: Phase) -> Tensor | None:
-        """Fill the phase's drive from the images; which positions won, as `spread` wants them (None where nothing was pooled)."""
+        """Fill the phase's drive from the images; which positions won, as `spread` wants them, or None."""
         link, w, b = self.net.links[0], self.net.weights[0], self.net.biases[0]
         if not isinstance(link, Conv):
-            phase.drive[0, ..., : len(b)].copy_(_maps(link.up(w, b, x)[0]))
+            phase.drive[0, ..., : len(b)].copy_(maps_of(link.up(w, b, x)[0]))
             return None
         pooled, indices = link.up(w, None, x)
-        maps = _maps(pooled)
+        maps = maps_of(pooled)
         phase.drive[0, ..., : len(b)].copy_(maps + b)
         if indices is None:
             return None
         width = link.map_size[1]
-        at = _maps(indices)
+        at = maps_of(indices)
         return F.pad(((at // width % 2) * 2 + at % 2).to(torch.uint8), (0, self.shapes[0][2] - len(b))).contiguous()
 
     def zero(self, phase: Phase) -> None:
@@ -173,7 +172,7 @@ class Fused:
     def load(self, phase: Phase, state: State) -> None:
         """Take over a plain state."""
         for layer, s in zip(phase.layers, state[:-1], strict=True):
-            s = _maps(s)
+            s = maps_of(s)
             c = s.shape[3]
             layer.hi[..., :c].copy_(s)
             layer.lo[..., :c].copy_(s - layer.hi[..., :c].float())
@@ -212,8 +211,8 @@ class Fused:
 
     @torch.no_grad()
     def relax(self, phase: Phase, iterations: int, omegas: Tensor) -> None:
-        """Settle; omegas holds a factor for each group of each iteration. The unpooled maps of the layers that do not move first
-        must be valid: zeros or a refresh does it."""
+        """Settle; omegas holds a factor for each group of each iteration. The unpooled maps of the layers that do not move
+        first must be valid: zeros or a refresh does it."""
         self._iterate(iterations, self.groups(), omegas, lambda k, omega, last: self._move(phase, k, omega, last))
 
     @torch.no_grad()
@@ -309,7 +308,7 @@ class Fused:
         """Update hidden layer k of perturbed phases."""
         layer, last = perturbed.layers[k], k == self.num_hidden - 1
         if k == 0 and last:
-            hi, slack, d = (torch.cat([v.float(), v.float()]) for v in (layer.hi, layer.slack, torch.empty_like(layer.hi)))
+            hi, slack = (torch.cat([v.float(), v.float()]) for v in (layer.hi, layer.slack))
             low, high, d = -SCALE * hi, SCALE * (1 - hi), layer.d.float()
             to = torch.minimum(torch.maximum(slack + perturbed.heard[0], low), high)
             layer.d.copy_(torch.minimum(torch.maximum(d + omega * (to - d), low), high))
@@ -371,95 +370,6 @@ class Fused:
                 torch.cuda.current_stream().wait_stream(self.sides[n])
 
 
-class Contrasts:
-    """The gradients of both perturbed phases' contrast: buffers and the pass that fills them."""
-
-    def __init__(self, fused: Fused, batch: int):
-        self.fused, self.batch = fused, batch
-        f16 = {"dtype": torch.float16, "device": fused.device}
-        self.image: Tensor | None = None  # of convolutional networks: channels in eights, 16-bit
-        self.spread: Tensor | None = None
-        first = fused.net.links[0]
-        if isinstance(first, Conv):
-            channels, height, width = first.below_shape
-            self.image = torch.zeros(batch, height, width, -(-channels // 8) * 8, **f16)
-            self.spread = torch.zeros(batch, *first.map_size, fused.shapes[0][2], **f16)
-            shape = (fused.shapes[0][2], first.kernel_size**2, self.image.shape[3])
-            self.first_product = torch.zeros(self._parts(torch.empty(shape, device="meta")), *shape, device=fused.device)
-        self.below = [torch.zeros(2 * batch, *shape, **f16) for shape in fused.shapes]
-        self.above: list[Tensor | None] = [None]
-        self.products: list[Tensor | None] = [None]
-        for k in range(1, fused.num_hidden):
-            h, w, c = fused.shapes[k]
-            grow = 2 if fused.ops[k].mode == POOL else 1
-            self.above.append(torch.zeros(2 * batch, grow * h, grow * w, c, **f16))
-            weights = fused.weights[k - 1]
-            self.products.append(torch.zeros(self._parts(weights), *weights.shape, device=fused.device))
-
-    def _parts(self, weights: Tensor) -> int:
-        """Enough parts of the sum over positions to fill a GPU."""
-        if self.fused.device.type == "cpu":
-            return 1
-        tiles = -(-weights.shape[0] // 128) * -(-weights.shape[2] // 128) * weights.shape[1]
-        units = torch.cuda.get_device_properties(self.fused.device).multi_processor_count
-        return max(1, min(2 * units // tiles, 32))
-
-    @torch.no_grad()
-    def gradients(self, phases: Perturbed, x: Tensor, extra: Tensor | None, signs: Tensor, factor: Tensor) -> list[Tensor]:
-        """factor sum_b signs_b (s2 (x) u2 - s1 (x) u1) for every parameter, in the order of parameters(): weights, biases.
-
-        x and `extra` are the images and what `Fused.drive` returned."""
-        fused, net = self.fused, self.fused.net
-        batch = self.batch
-        factor = factor / SCALE
-        by_weight, by_bias = [], []
-        for k, layer in enumerate(phases.layers):
-            above = self.above[k]
-            fused.kernels.contrast(layer, signs, self.below[k], above)
-            channels = len(net.biases[k])
-            difference = self.below[k][:batch]
-            by_bias.append(factor * fused.kernels.column_sums(difference)[:channels])
-            if k == 0:
-                by_weight.append(factor * self._first(difference, x, extra))
-                continue
-            products = self.products[k]
-            assert above is not None
-            assert products is not None
-            fused.kernels.weight_gradient(fused.ops[k], self.below[k - 1], above, products)
-            by_weight.append(_weights_like(net.weights[k], factor * products.sum(0)))
-        last = phases.layers[-1]
-        d1, d2 = last.d.float().flatten(1).chunk(2)
-        mean = last.hi.float().flatten(1) + (d1 + d2) / (2 * SCALE)
-        o1, o2 = phases.output.chunk(2)
-        f = signs[:, None]
-        d, height, width = factor * SCALE * f * (o2 - o1), *fused.shapes[-1][:2]
-        readout = (factor * f * (d2 - d1)).t() @ ((o1 + o2) / 2) + mean.t() @ d
-        channels = net.weights[-1].shape[0] // (height * width)
-        maps = readout.view(height, width, -1, readout.shape[1])[:, :, :channels]
-        by_weight.append(maps.permute(2, 0, 1, 3).flatten(0, 2))
-        by_bias.append(d.sum(0))
-        return by_weight + by_bias
-
-    def _first(self, difference: Tensor, x: Tensor, extra: Tensor | None) -> Tensor:
-        """Layer 1's weight gradient. Both phases see one image, so one position won: the difference is all that counts."""
-        fused = self.fused
-        link, w = fused.net.links[0], fused.net.weights[0]
-        if self.image is None or self.spread is None:
-            return link.weight_gradient(difference[:, 0, 0, : w.shape[1]].float(), x, None)
-        self.image[..., : x.shape[1]].copy_(_maps(x))
-        fused.kernels.spread(difference, extra, self.spread)
-        fused.kernels.weight_gradient(fused.ops[0], self.image, self.spread, self.first_product)
-        return _weights_like(w, self.first_product.sum(0))
-
-
-def _weights_like(w: Tensor, found: Tensor) -> Tensor:
-    """(N, taps, C) in the order of a link's weights."""
-    if w.dim() == 2:
-        return found[: w.shape[1], 0, : w.shape[0]].t()
-    n, c, height, width = w.shape
-    return found[:n, :, :c].reshape(n, height, width, c).permute(0, 3, 1, 2)
-
-
 def factors(schedule: Schedule, groups: int, iterations: int, device: torch.device) -> Tensor:
     """The over-relaxation factors of that many iterations."""
     source = schedule.factors()
@@ -489,13 +399,13 @@ def _map_shape(shape: tuple[int, ...]) -> tuple[int, int, int]:
     return h, w, -(-c // 8) * 8
 
 
-def _maps(s: Tensor) -> Tensor:
+def maps_of(s: Tensor) -> Tensor:
     """(B, C, H, W) or (B, C) as (B, H, W, C)."""
     return s.permute(0, 2, 3, 1) if s.dim() == 4 else s[:, None, None]
 
 
 def _upper(layer: Layer | Deviation) -> Tensor:
-    """What the layer below hears: the unpooled map, or the state where nothing is pooled; of perturbed phases, the deviations."""
+    """What the layer below hears: the unpooled map, or the state where nothing is pooled; or the deviations of those."""
     if isinstance(layer, Deviation):
         return layer.d if layer.du is None else layer.du
     return layer.hi if layer.u is None else layer.u

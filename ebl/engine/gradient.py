@@ -1,7 +1,7 @@
 """The weight gradient of two phases' contrast: the definition in PyTorch, and the same as a Triton kernel.
 
-With states s1, s2 of the two phases, s2 (x) u2 - s1 (x) u1 = (s2 - s1) (x) (u1 + u2)/2 + (s1 + s2)/2 (x) (u2 - u1): one sum over
-twice the examples, of differences and means. Rounding is then small beside the contrast, and not beside the states, which are
+With states s1, s2 of the two phases, s2 (x) u2 - s1 (x) u1 = (s2 - s1) (x) (u1 + u2)/2 + (s1 + s2)/2 (x) (u2 - u1): one sum
+over twice the examples, of differences and means. Rounding is then small beside the contrast, and not beside the states, which are
 some thousand times larger. Sums are float32, and so is the result.
 """
 
@@ -11,10 +11,9 @@ import torch
 from torch import Tensor
 from torch.nn.grad import conv2d_weight
 
-from ebl.engine.kernels import Update, triton
+from ebl.engine.available import tl, triton
+from ebl.engine.kernels import Update
 
-if triton is not None:
-    import triton.language as tl
 
 def weight_gradient(op: Update, below: Tensor, above: Tensor, out: Tensor) -> None:
     """The definition: out (parts, N, taps, C) float32 adds up to sum_b below_b (x) above_b over the positions of each tap."""
@@ -58,7 +57,7 @@ def triton_spread(v: Tensor, where: Tensor | None, out: Tensor) -> None:
 
 
 def triton_weight_gradient(op: Update, below: Tensor, above: Tensor, out: Tensor) -> None:
-    batch, height, width, c = below.shape
+    _, height, width, c = below.shape
     n, k = above.shape[3], op.kernel_size
     positions = above.shape[0] * above.shape[1] * above.shape[2]
     bn, bc = (max(16, min(64, triton.next_power_of_2(v))) for v in (n, c))
@@ -123,7 +122,9 @@ if triton is not None:
             b = at // (WO * HO)
             inside = live & (y >= 0) & (y < HI) & (z >= 0) & (z < WI)
             g = tl.load(above + at[None, :] * N + rn[:, None], mask=live[None, :] & (rn < N)[:, None], other=0.0)
-            x = tl.load(below + ((b * HI + y) * WI + z)[:, None] * C + rc[None, :], mask=inside[:, None] & (rc < C)[None, :], other=0.0)
+            x = tl.load(
+                below + ((b * HI + y) * WI + z)[:, None] * C + rc[None, :], mask=inside[:, None] & (rc < C)[None, :], other=0.0
+            )
             acc = tl.dot(g, x, acc)
         o = (tl.program_id(2) * N + rn)[:, None] * (K * K * C) + tap * C + rc[None, :]
         tl.store(out + o, acc, mask=(rn < N)[:, None] & (rc < C)[None, :])

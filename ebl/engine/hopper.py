@@ -3,7 +3,7 @@
 The tile is two rows of the map times 32 x num_warps / 2 (example, column) pairs, by BN channels. A box of the input, K + 1 rows
 high, comes by TMA once for each column of the kernel and serves all K rows of it: shifting by a row of the map is shifting by
 whole swizzle atoms in shared memory. That saves a third of the traffic from L2, which bounds these convolutions.
-Two rows of the map lie in one thread's registers, two columns in neighbouring lanes, so pooling needs no exchange between warps.
+Two rows of the map lie in one thread's registers, two columns in neighbouring lanes: pooling needs no exchange between warps.
 """
 
 from __future__ import annotations
@@ -14,7 +14,13 @@ from typing import Any
 from torch import Tensor
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma, warpgroup_mma, warpgroup_mma_init, warpgroup_mma_wait
+from triton.experimental.gluon.language.nvidia.hopper import (
+    mbarrier,
+    tma,
+    warpgroup_mma,
+    warpgroup_mma_init,
+    warpgroup_mma_wait,
+)
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
@@ -45,7 +51,20 @@ def _load_a(xd, bars, ring, stage, J, row, b0, col, K: gl.constexpr, SA: gl.cons
 
 
 @gluon.jit
-def _load_w(wd, bars, ring, step, steps, n0, first, K: gl.constexpr, C: gl.constexpr, DOWN: gl.constexpr, BN: gl.constexpr, SW: gl.constexpr):
+def _load_w(
+    wd,
+    bars,
+    ring,
+    step,
+    steps,
+    n0,
+    first,
+    K: gl.constexpr,
+    C: gl.constexpr,
+    DOWN: gl.constexpr,
+    BN: gl.constexpr,
+    SW: gl.constexpr,
+):
     """Ask for the weights of step `step` = (channels, column, row of the kernel)."""
     slot = step % SW
     bar = bars.index(slot)
@@ -137,8 +156,8 @@ def conv_kernel(
     HO: gl.constexpr, WO: gl.constexpr,  # the map the convolution makes
     CIN: gl.constexpr, N: gl.constexpr, C: gl.constexpr,  # channels in and out; C: channels of a tap in w
     K: gl.constexpr, PAD: gl.constexpr, DOWN: gl.constexpr,
-    MODE: gl.constexpr, AVERAGE: gl.constexpr, NUM_T: gl.constexpr, BIAS: gl.constexpr, UPDATE: gl.constexpr, WATCH: gl.constexpr,
-    SPLIT: gl.constexpr, BB: gl.constexpr, WW: gl.constexpr, BN: gl.constexpr, SA: gl.constexpr, SW: gl.constexpr,
+    MODE: gl.constexpr, AVERAGE: gl.constexpr, NUM_T: gl.constexpr, BIAS: gl.constexpr, UPDATE: gl.constexpr,
+    WATCH: gl.constexpr, SPLIT: gl.constexpr, BB: gl.constexpr, WW: gl.constexpr, BN: gl.constexpr, SA: gl.constexpr, SW: gl.constexpr,
 ):  # fmt: skip
     NW: gl.constexpr = gl.num_warps()
     BW: gl.constexpr = BB * WW
@@ -159,15 +178,73 @@ def conv_kernel(
             pooled, where = gl.reduce((v.reshape([BW // 2, 2, BN]), k.reshape([BW // 2, 2, BN])), 1, _larger)
             best = gl.convert_layout(where.to(gl.int8), cell).to(gl.int32)
         h = gl.convert_layout(pooled, cell)
-        _finish(h, best, h0 // 2, 0, b0, w0 // 2, n0, pn, t, bias, hi, lo, u, omega, gaps, B, HO // 2, WO // 2, N, True, AVERAGE, NUM_T,
-                BIAS, UPDATE, WATCH, BW // 2, WW // 2, BN, cell)
+        _finish(
+            h,
+            best,
+            h0 // 2,
+            0,
+            b0,
+            w0 // 2,
+            n0,
+            pn,
+            t,
+            bias,
+            hi,
+            lo,
+            u,
+            omega,
+            gaps,
+            B,
+            HO // 2,
+            WO // 2,
+            N,
+            True,
+            AVERAGE,
+            NUM_T,
+            BIAS,
+            UPDATE,
+            WATCH,
+            BW // 2,
+            WW // 2,
+            BN,
+            cell,
+        )
     else:
         cells: gl.constexpr = gl.BlockedLayout([1, 8], [256 // BN, BN // 8], [NW, 1], [1, 0])
         for row in gl.static_range(2):
             h = gl.convert_layout(top if row == 0 else bottom, cells)
             if MODE == 1:
-                _finish(h, h.to(gl.int32), h0, row, b0, w0, n0, pn, t, bias, hi, lo, u, omega, gaps, B, HO, WO, N, False, AVERAGE, NUM_T,
-                        BIAS, UPDATE, WATCH, BW, WW, BN, cells)
+                _finish(
+                    h,
+                    h.to(gl.int32),
+                    h0,
+                    row,
+                    b0,
+                    w0,
+                    n0,
+                    pn,
+                    t,
+                    bias,
+                    hi,
+                    lo,
+                    u,
+                    omega,
+                    gaps,
+                    B,
+                    HO,
+                    WO,
+                    N,
+                    False,
+                    AVERAGE,
+                    NUM_T,
+                    BIAS,
+                    UPDATE,
+                    WATCH,
+                    BW,
+                    WW,
+                    BN,
+                    cells,
+                )
             else:
                 rm = gl.arange(0, BW, gl.SliceLayout(1, cells))
                 rn = n0 + gl.arange(0, BN, gl.SliceLayout(0, cells))
@@ -178,9 +255,12 @@ def conv_kernel(
 
 
 @gluon.jit
-def _finish(h, best, h0, row, b0, w0, n0, pn, t, bias, hi, lo, u, omega, gaps, B, H: gl.constexpr, W: gl.constexpr, N: gl.constexpr,
-            POOL: gl.constexpr, AVERAGE: gl.constexpr, NUM_T: gl.constexpr, BIAS: gl.constexpr, UPDATE: gl.constexpr, WATCH: gl.constexpr,
-            M: gl.constexpr, WW: gl.constexpr, BN: gl.constexpr, cell: gl.constexpr):  # fmt: skip
+def _finish(
+    h, best, h0, row, b0, w0, n0, pn, t, bias, hi, lo, u, omega, gaps, B,
+    H: gl.constexpr, W: gl.constexpr, N: gl.constexpr, POOL: gl.constexpr, AVERAGE: gl.constexpr, NUM_T: gl.constexpr,
+    BIAS: gl.constexpr, UPDATE: gl.constexpr, WATCH: gl.constexpr, M: gl.constexpr, WW: gl.constexpr, BN: gl.constexpr,
+    cell: gl.constexpr,
+):  # fmt: skip
     """From what came from below or above to the new state: the rest of the field, over-relaxation, clamp, unpooling."""
     rm = gl.arange(0, M, gl.SliceLayout(1, cell))
     rn = n0 + gl.arange(0, BN, gl.SliceLayout(0, cell))
@@ -224,7 +304,7 @@ def deviation_kernel(
     """`rest_update` and `deviation_update` of ebl.engine.deviation."""
     NW: gl.constexpr = gl.num_warps()
     BW: gl.constexpr = BB * WW
-    b0, h0, w0, n0, pn = _place(HO, WO, N, BB, WW, BN)
+    b0, h0, w0, n0, _ = _place(HO, WO, N, BB, WW, BN)
     top, bottom = _convolve(xd, wd, b0, h0, w0, n0, CIN, C, K, PAD, DOWN, 1, BB, WW, BN, SA, SW)
     cell: gl.constexpr = gl.BlockedLayout([1, 8], [256 // BN, BN // 8], [NW, 1], [1, 0])
     rn = n0 + gl.arange(0, BN, gl.SliceLayout(0, cell))
@@ -268,8 +348,9 @@ def deviation_kernel(
                 gl.store(behind + at + N, _behind(a1, f, best == 1, SCALE, LIMIT, LEAST), mask=ok)
                 gl.store(behind + at + WO * N, _behind(a2, f, best == 2, SCALE, LIMIT, LEAST), mask=ok)
                 gl.store(behind + at + WO * N + N, _behind(a3, f, best == 3, SCALE, LIMIT, LEAST), mask=ok)
-        new, h = _deviate(f, b, y, x, rn, ok, hi, lo, slack, d, t, bias, omega, B, BASE, H, W, N, NUM_T, BIAS, UPDATE, REST, SCALE,
-                          LIMIT)
+        new, h = _deviate(
+            f, b, y, x, rn, ok, hi, lo, slack, d, t, bias, omega, B, BASE, H, W, N, NUM_T, BIAS, UPDATE, REST, SCALE, LIMIT
+        )
         zero = gl.zeros([M, BN], gl.float16, cell)
         for p in gl.static_range(4):
             shift = ((p // 2) * WO + p % 2) * N
@@ -294,8 +375,32 @@ def deviation_kernel(
         ok = (b < B)[:, None] & (rn < N)[None, :]
         for row in gl.static_range(2):
             f = gl.convert_layout(top if row == 0 else bottom, cell)
-            _deviate(f, b, h0 + row, w0 + rm % WW, rn, ok, hi, lo, slack, d, t, bias, omega, B, BASE, HO, WO, N, NUM_T, BIAS, UPDATE, REST,
-                     SCALE, LIMIT)
+            _deviate(
+                f,
+                b,
+                h0 + row,
+                w0 + rm % WW,
+                rn,
+                ok,
+                hi,
+                lo,
+                slack,
+                d,
+                t,
+                bias,
+                omega,
+                B,
+                BASE,
+                HO,
+                WO,
+                N,
+                NUM_T,
+                BIAS,
+                UPDATE,
+                REST,
+                SCALE,
+                LIMIT,
+            )
 
 
 @gluon.jit
@@ -386,7 +491,9 @@ def weight_kernel(
         acc = warpgroup_mma_init(warpgroup_mma_wait(1, deps=(acc,)))
         if i > 0:
             at = i - 1 + S
-            _load_pair(gd, xd, bars, ring_g, ring_x, first + at, at < steps, n0, c0, dh, dw, HO, WO, BB, WW, BP, BM, BN, S, at % S)
+            _load_pair(
+                gd, xd, bars, ring_g, ring_x, first + at, at < steps, n0, c0, dh, dw, HO, WO, BB, WW, BP, BM, BN, S, at % S
+            )
     z = warpgroup_mma_wait(0, deps=(acc,))
     for i in gl.static_range(S):
         mbarrier.invalidate(bars.index(i))
@@ -455,9 +562,7 @@ def hopper_update(
     )
 
 
-def hopper_rest(
-    op: Update, x: Tensor, w: Tensor, t: Tensor | None, layer: Deviation, tiles: HopperTiles | None = None
-) -> None:
+def hopper_rest(op: Update, x: Tensor, w: Tensor, t: Tensor | None, layer: Deviation, tiles: HopperTiles | None = None) -> None:
     _launch_deviation(op, x, w, t, layer, None, True, tiles or HopperTiles(4))
 
 
@@ -541,9 +646,7 @@ def hopper_weight_gradient(op: Update, below: Tensor, above: Tensor, out: Tensor
     bm, bn = 32 * warps, 128
     layout = gl.NVMMASharedLayout(128, 16, 4)
     gd, xd = (
-        TensorDescriptor(
-            v, [h, batch, w, channels], [w * channels, h * w * channels, channels, 1], [1, bb, ww, block], layout
-        )
+        TensorDescriptor(v, [h, batch, w, channels], [w * channels, h * w * channels, channels, 1], [1, bb, ww, block], layout)
         for v, h, w, channels, block in ((above, map_height, map_width, n, bm), (below, height, width, c, bn))
     )
     chunks = -(-batch // bb) * map_height * (map_width // ww)

@@ -9,15 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-try:
-    import triton
-    import triton.language as tl
-except ImportError:  # no GPU package: the definition is all there is
-    triton = None
+from ebl.engine.available import tl, triton
 
 STORE, CLAMP, POOL = 0, 1, 2
 SLOTS = 16  # channels a slot of `gaps` stands for at least
@@ -92,7 +87,7 @@ def layer_update(
     if op.mode == POOL:
         assert layer.u is not None
         v = layer.hi.float().permute(0, 3, 1, 2)
-        u = F.interpolate(v, scale_factor=2.0) / 4 if where is None else F.max_unpool2d(v, where, 2)
+        u = F.interpolate(v, scale_factor=2.0) / 4 if where is None else F.max_unpool2d(v, where, [2, 2])
         layer.u.copy_(u.permute(0, 2, 3, 1))
 
 
@@ -182,7 +177,11 @@ if triton is not None:
             yy = y + tap // K - PAD
             zz = z + tap % K - PAD
             inside = live & (yy >= 0) & (yy < HI) & (zz >= 0) & (zz < WI)
-            a = tl.load(x + (((b * HI + yy) * WI + zz) * CIN)[:, None] + c[None, :], mask=inside[:, None] & (c < CIN)[None, :], other=0.0)
+            a = tl.load(
+                x + (((b * HI + yy) * WI + zz) * CIN)[:, None] + c[None, :],
+                mask=inside[:, None] & (c < CIN)[None, :],
+                other=0.0,
+            )
             if DOWN:
                 at = (c * (K * K) + (K * K - 1 - tap))[:, None] * PER_TAP + rn[None, :]
             else:
@@ -193,14 +192,10 @@ if triton is not None:
     @triton.jit(do_not_specialize=["B"], do_not_specialize_on_alignment=["omega"])
     def _update_kernel(x, w, t, bias, hi, lo, u, omega, gaps, B, HI, WI, HO, WO, CIN: tl.constexpr, N: tl.constexpr,
                        PER_TAP: tl.constexpr, K: tl.constexpr, PAD: tl.constexpr, DOWN: tl.constexpr, MODE: tl.constexpr,
-                       AVERAGE: tl.constexpr, NUM_T: tl.constexpr, BIAS: tl.constexpr, UPDATE: tl.constexpr, WATCH: tl.constexpr,
-                       BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr):  # fmt: skip
-        if MODE == 2:
-            shrink: tl.constexpr = 2
-        else:
-            shrink: tl.constexpr = 1
-        H = HO // shrink
-        W = WO // shrink
+                       AVERAGE: tl.constexpr, NUM_T: tl.constexpr, BIAS: tl.constexpr, UPDATE: tl.constexpr,
+                       WATCH: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr):  # fmt: skip
+        H = HO // 2 if MODE == 2 else HO
+        W = WO // 2 if MODE == 2 else WO
         cell = tl.program_id(0) * BM + tl.arange(0, BM)
         rn = tl.program_id(1) * BN + tl.arange(0, BN)
         z = cell % W
@@ -232,7 +227,8 @@ if triton is not None:
                 old = tl.load(hi + o, mask=ok, other=0.0).to(tl.float32) + tl.load(lo + o, mask=ok, other=0.0).to(tl.float32)
                 gap = tl.minimum(tl.maximum(g, 0.0), 1.0) - old
                 if WATCH:
-                    tl.store(gaps + tl.program_id(1) * (B * H * W) + cell, tl.sum(tl.where(ok, gap * gap, 0.0), axis=1), mask=live)
+                    squares = tl.sum(tl.where(ok, gap * gap, 0.0), axis=1)
+                    tl.store(gaps + tl.program_id(1) * (B * H * W) + cell, squares, mask=live)
                 s = tl.minimum(tl.maximum(old + tl.load(omega) * gap, 0.0), 1.0)
                 v = s.to(tl.float16)
                 tl.store(hi + o, v, mask=ok)

@@ -7,10 +7,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ebl.engine.kernels import triton
-
-if triton is not None:
-    import triton.language as tl
+from ebl.engine.available import tl, triton
 
 LARGEST = 8192  # units of the last hidden layer one program can hold
 
@@ -32,8 +29,8 @@ def readout(
     """The definition. The hidden state is s = hi + unit rest; w is (classes, units).
 
     output (B, classes) moves by omega towards h = s w^T + bias, or towards (h + beta target) / (1 + beta) where it is nudged;
-    without an omega it stays. gap (B,) is the rms way it had to go. heard (B, ...) <- output w; in perturbed phases, where hi and
-    origin (the free output) belong to half as many examples, heard <- (output - origin) w / unit.
+    without an omega it stays. gap (B,) is the rms way it had to go. heard (B, ...) <- output w; in perturbed phases, where hi
+    and origin (the free output) belong to half as many examples, heard <- (output - origin) w / unit.
     """
     times = len(output) // len(hi)
     if omega is not None:

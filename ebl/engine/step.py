@@ -14,7 +14,8 @@ from torch import Tensor
 
 from ebl.config import Config
 from ebl.data.batches import Batches
-from ebl.engine.fused import Contrasts, Fused, factors
+from ebl.engine.contrasts import Contrasts
+from ebl.engine.fused import Fused, factors
 from ebl.engine.graphs import Graphs
 from ebl.engine.sgd import Sgd
 from ebl.models.hopfield import Hopfield
