@@ -1,6 +1,7 @@
 # make demo: train all nine rules on the embedded data and compare them.   make test: linter, types, tests.
 PYTHON ?= python3
 TORCH ?= torch==2.13.0
+TRITON ?= triton==3.6.0
 VENV := .venv
 BIN := $(VENV)/bin
 
@@ -13,6 +14,7 @@ $(VENV)/installed: pyproject.toml Makefile
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check "$(TORCH)"
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable ".[dev]"
+	$(BIN)/python -c "import triton" 2>/dev/null || $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps "$(TRITON)" || echo "without Triton: the tests of its kernels are skipped"
 	touch $@
 
 demo: install

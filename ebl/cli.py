@@ -1,4 +1,4 @@
-"""The command line: ebl train | evaluate | presets | data | demo."""
+"""The command line: ebl train | evaluate | presets | data | demo | bench | precision."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
+import torch
 import tyro
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
@@ -35,12 +36,12 @@ from ebl.data.files import check, data_folder, find, whereabouts
 from ebl.data.fingerprint import check_data
 from ebl.data.own import describe, is_own
 from ebl.data.sources import FORMS
+from ebl.engine import evaluate_fast
 from ebl.errors import InputError, choose
 from ebl.presets import PRESETS, preset
 from ebl.relax import Schedule
 from ebl.rules import RULES
-from ebl.steps import evaluate
-from ebl.train import Watcher, load_run, train
+from ebl.train import Watcher, check_device, load_run, train
 from ebl.version import __version__
 
 T = TypeVar("T")
@@ -116,12 +117,42 @@ class DemoArguments:
     """Rules trained at a time, with one thread each."""
 
 
+@dataclass(frozen=True)
+class BenchArguments:
+    """Measure this machine: matmul ceiling, the presets' training steps, and the naive definition beside them."""
+
+    device: str | None = None
+    """cpu or cuda; cuda unless given, where there is a GPU."""
+    repeats: int = 10
+    """Steps to take the median of."""
+    json: bool = False
+    """Print JSON."""
+
+
+@dataclass(frozen=True)
+class PrecisionArguments:
+    """Show how exact each precision's gradients are on a trained network: against float64, from one settled state."""
+
+    run: tyro.conf.Positional[Path]
+    """The run folder."""
+    images: int = 128
+    """Training images to take the gradient of."""
+    device: str | None = None
+    """cpu or cuda; cuda unless given, where there is a GPU."""
+    data_dir: Path | None = None
+    """Where dataset files are; otherwise EBL_DATA, or the user's cache folder."""
+    json: bool = False
+    """Print JSON."""
+
+
 COMMANDS = {
     "train": TrainArguments,
     "evaluate": EvaluateArguments,
     "presets": PresetsArguments,
     "data": DataArguments,
     "demo": DemoArguments,
+    "bench": BenchArguments,
+    "precision": PrecisionArguments,
 }
 
 
@@ -134,6 +165,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         "presets": presets_command,
         "data": data_command,
         "demo": demo_command,
+        "bench": bench_command,
+        "precision": precision_command,
     }
     logging.basicConfig(
         level=logging.WARNING, format="%(message)s", handlers=[RichHandler(console=errors, show_path=False, show_time=False)]
@@ -216,7 +249,7 @@ def evaluate_command(argv: list[str]) -> None:
     data = load(config.dataset, args.data_dir)
     check_data(args.run, data)
     batches = Batches(data.test.to(args.device), config.entry, config.test_batch_size)
-    found = evaluate(net, batches, schedule)
+    found = evaluate_fast(net, batches, schedule)
     if args.json:
         print(json.dumps({"run": str(args.run), "dataset": config.dataset, "split": "test", **found}))
         return
@@ -302,6 +335,62 @@ def demo_command(argv: list[str]) -> None:
 
     args = _parse(DemoArguments, "ebl demo", argv)
     demo(args.out, args.epochs, args.processes, console)
+
+
+def bench_command(argv: list[str]) -> None:
+    from ebl.bench import bench
+
+    args = _parse(BenchArguments, "ebl bench", argv)
+    if args.repeats < 1:
+        raise InputError(f"--repeats {args.repeats}: use at least 1")
+    found = bench(_device(args.device), args.repeats)
+    if args.json:
+        print(json.dumps(found))
+        return
+    title = f"{found['hardware']}: matmul ceiling {found['ceiling_tflops_per_second']:.3g} TFLOP/s"
+    table = Table(
+        "preset", "path", "batch", "T", "K", "ms a step", "TFLOP/s", "of ceiling", "naive ms", "ratio", box=SIMPLE_HEAD
+    )
+    for row in found["steps"]:
+        counts = (row["batch"], row["free_iterations"], row["nudged_iterations"])
+        speed = (f"{row['milliseconds']:.4g}", f"{row['tflops_per_second']:.3g}", f"{100 * row['share_of_ceiling']:.0f} %")
+        beside = (f"{row['naive_milliseconds']:.4g}", f"{row['ratio']:.1f}")
+        table.add_row(row["preset"], row["engine"], *map(str, counts), *speed, *beside)
+    console.print(title, highlight=False, soft_wrap=True)
+    (console if console.is_terminal else Console(width=130)).print(table)
+    console.print(
+        "random images; naive: the definition in ebl/naive.py at the paper's T and K (quick: its own), one phase after another",
+        highlight=False,
+        soft_wrap=True,
+    )
+
+
+def precision_command(argv: list[str]) -> None:
+    from ebl.precision import compare
+
+    args = _parse(PrecisionArguments, "ebl precision", argv)
+    device = _device(args.device)
+    config, net = load_run(args.run, str(device))
+    data = load(config.dataset, args.data_dir)
+    check_data(args.run, data)
+    if not 0 < args.images <= len(data.train.labels):
+        raise InputError(f"--images {args.images}: use 1 to {len(data.train.labels)}, the number of training images")
+    batches = Batches(data.train.to(device), config.entry, args.images, config.seed, augment=False)
+    x, y = next(batches.epoch(0))
+    rows = compare(config, net, x, y)
+    if args.json:
+        print(json.dumps([{"precision": r.precision, "cosines": r.cosines, "sizes": r.sizes} for r in rows]))
+        return
+    table = Table("precision", *(f"layer {k + 1}" for k in range(len(net.links))), "largest size error", box=SIMPLE_HEAD)
+    for row in rows:
+        off = max(abs(size - 1) for size in row.sizes)
+        table.add_row(row.precision, *(f"{value:.5f}" for value in row.cosines), f"{off:.1e}")
+    console.print(f"cosine of each layer's weight gradient ({config.rule}) to float64, {args.images} images", highlight=False)
+    console.print(table)
+
+
+def _device(name: str | None) -> torch.device:
+    return check_device(name or ("cuda" if torch.cuda.is_available() else "cpu"))
 
 
 class _Shown:

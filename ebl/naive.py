@@ -88,7 +88,8 @@ def energy_gradients(net: Hopfield, x: Tensor, s: list[Tensor]) -> list[Tensor]:
 
 
 def zeros(net: Hopfield, batch: int) -> list[Tensor]:
-    return [torch.zeros(batch, *link.shape, dtype=net.biases[0].dtype) for link in net.links]
+    b = net.biases[0]
+    return [torch.zeros(batch, *link.shape, dtype=b.dtype, device=b.device) for link in net.links]
 
 
 def _up(net: Hopfield, k: int, below: Tensor) -> tuple[Tensor, Tensor | None]:

@@ -8,14 +8,17 @@ fp32   the same without TF32
 from __future__ import annotations
 
 import logging
+from typing import Any
 
 import torch
 
 from ebl.config import Config
+from ebl.data.batches import Batches
 from ebl.models.hopfield import Hopfield
+from ebl.relax import Schedule
 from ebl.rules import RULES
 from ebl.rules.contrast import Contrast
-from ebl.steps import PlainStep, Stepper
+from ebl.steps import PlainStep, Stepper, evaluate
 
 log = logging.getLogger("ebl")
 
@@ -38,6 +41,19 @@ def make_stepper(config: Config, net: Hopfield, optimiser: torch.optim.SGD) -> S
         log.info("the fused kernels do not take this run (%s): the plain path is used, recorded, with TF32 convolutions", why)
         precision = "tf32"
     return CapturedStep(config, net, optimiser, precision == "tf32")
+
+
+def evaluate_fast(net: Hopfield, batches: Batches, schedule: Schedule) -> dict[str, Any]:
+    """`ebl.steps.evaluate` by the fused kernels, where they take this network and schedule."""
+    from ebl.engine.available import triton
+    from ebl.engine.fused import Fused, supports
+
+    fits = triton is not None and schedule.tolerance is None and supports(net, schedule.order) is None
+    if net.biases[0].device.type != "cuda" or not fits:
+        return evaluate(net, batches, schedule)
+    from ebl.engine.step import Evaluator
+
+    return Evaluator(Fused(net, schedule.order))(batches, schedule)
 
 
 def not_fused(config: Config, net: Hopfield) -> str | None:

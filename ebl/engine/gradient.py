@@ -1,8 +1,8 @@
 """The weight gradient of two phases' contrast: the definition in PyTorch, and the same as a Triton kernel.
 
 With states s1, s2 of the two phases, s2 (x) u2 - s1 (x) u1 = (s2 - s1) (x) (u1 + u2)/2 + (s1 + s2)/2 (x) (u2 - u1): one sum
-over twice the examples, of differences and means. Rounding is then small beside the contrast, and not beside the states, which are
-some thousand times larger. Sums are float32, and so is the result.
+over twice the examples, of differences and means. Rounding is then small beside the contrast, and not beside the states, which
+are some thousand times larger. Sums are float32, and so is the result.
 """
 
 from __future__ import annotations

@@ -157,7 +157,8 @@ def conv_kernel(
     CIN: gl.constexpr, N: gl.constexpr, C: gl.constexpr,  # channels in and out; C: channels of a tap in w
     K: gl.constexpr, PAD: gl.constexpr, DOWN: gl.constexpr,
     MODE: gl.constexpr, AVERAGE: gl.constexpr, NUM_T: gl.constexpr, BIAS: gl.constexpr, UPDATE: gl.constexpr,
-    WATCH: gl.constexpr, SPLIT: gl.constexpr, BB: gl.constexpr, WW: gl.constexpr, BN: gl.constexpr, SA: gl.constexpr, SW: gl.constexpr,
+    WATCH: gl.constexpr, SPLIT: gl.constexpr, BB: gl.constexpr, WW: gl.constexpr, BN: gl.constexpr,
+    SA: gl.constexpr, SW: gl.constexpr,
 ):  # fmt: skip
     NW: gl.constexpr = gl.num_warps()
     BW: gl.constexpr = BB * WW

@@ -43,7 +43,7 @@ class FusedStep:
         self.contrasts = Contrasts(self.fused, batch)
         self.sgd = Sgd(optimiser, list(net.parameters()))
         self.graphs = Graphs(device)
-        self.evaluator: _Evaluator | None = None
+        self.evaluator: Evaluator | None = None
         self.clamped = rule.boundary == "clamp"
         shape = net.input_shape
         self.x = torch.zeros(batch, *shape, device=device)
@@ -102,7 +102,7 @@ class FusedStep:
 
     def evaluate(self, batches: Batches, schedule: Schedule) -> dict[str, Any]:
         if self.evaluator is None:
-            self.evaluator = _Evaluator(self.fused, EVALUATION_BATCH)
+            self.evaluator = Evaluator(self.fused)
         return self.evaluator(batches, schedule)
 
     def _set_signs(self, signs: Tensor) -> None:
@@ -149,10 +149,10 @@ class FusedStep:
         return self._perturb(F.one_hot(self.y, self.free.output.shape[1]).float(), extra)
 
 
-class _Evaluator:
+class Evaluator:
     """Settles a test set from zeros in batches of its own."""
 
-    def __init__(self, fused: Fused, batch: int):
+    def __init__(self, fused: Fused, batch: int = EVALUATION_BATCH):
         device = fused.device
         self.fused, self.phase = fused, fused.phase(batch)
         self.graphs = Graphs(device)
