@@ -43,6 +43,7 @@ log = logging.getLogger("ebl")
 
 COLLAPSE_EPOCHS = 3
 COLLAPSE_MARGIN = 0.01
+SATURATED = 0.5  # a layer with more of its units at 1 is reported
 
 Watcher = Callable[[dict[str, Any]], None]
 """Told of every step (epoch, step, steps, train_error, train_cost, free_residual) and, with `test_error`, of every epoch."""
@@ -84,6 +85,7 @@ def _train(run: _Run, out: Path, watch: Watcher | None, checkpoint_seconds: floa
     collapsed = _collapsed(lines, data)
     while run.epoch < config.epochs and not (collapsed and config.stop_on_collapse):
         run.lap()
+        before = run.pace.iterations
         run.train_epoch(out, watch, checkpoint_seconds)
         run.look()
         trained = run.lap()
@@ -94,6 +96,9 @@ def _train(run: _Run, out: Path, watch: Watcher | None, checkpoint_seconds: floa
         times = {"epoch": line["epoch"], "seconds": seconds, "training_seconds": trained, "finished": _now()}
         append_line(out / "times.jsonl", times)
         lines.append(line)
+        if run.pace.iterations != before:
+            change = (run.pace.iterations, before, line["epoch"], line["free_residual"])
+            log.info("free phases take %d iterations now, %d before epoch %d: their mean residual was %.1e", *change)
         collapsed = _warn(config, lines, data, collapsed)
         if watch is not None:
             watch({**line, "seconds": seconds})
@@ -317,9 +322,17 @@ def _warn(config: Config, lines: list[dict[str, Any]], data: Dataset, collapsed_
     unsettled = [line["free_residual"] > config.residual_warning for line in lines]
     if unsettled[-1] and not any(unsettled[:-1]):
         log.warning(
-            "free phases do not settle: mean residual %.2g in epoch %d, above %.2g; use more --free.iterations (now %d), "
+            "free phases do not settle: mean residual %.2g in epoch %d, above %.2g; use more --free.iterations (now up to %d), "
             "--omega 1.5 or --settle 5e-4",
             *(lines[-1]["free_residual"], lines[-1]["epoch"], config.residual_warning, config.free.iterations),
+        )
+    saturated = [max(line["saturation"]) > SATURATED for line in lines]
+    if saturated[-1] and not any(saturated[:-1]):
+        shares = lines[-1]["saturation"]
+        log.warning(
+            "layer %d saturates: %.0f %% of its units are at 1 in epoch %d; a collapse may follow; try smaller --optimiser.rates, "
+            "--optimiser.weight-decay 3e-4, or a smaller --settle",
+            *(shares.index(max(shares)) + 1, 100 * max(shares), lines[-1]["epoch"]),
         )
     collapsed = _collapsed(lines, data)
     if collapsed and not collapsed_before:
