@@ -330,8 +330,8 @@ def _warn(config: Config, lines: list[dict[str, Any]], data: Dataset, collapsed_
     if saturated[-1] and not any(saturated[:-1]):
         shares = lines[-1]["saturation"]
         log.warning(
-            "layer %d saturates: %.0f %% of its units are at 1 in epoch %d; a collapse may follow; try smaller --optimiser.rates, "
-            "--optimiser.weight-decay 3e-4, or a smaller --settle",
+            "layer %d saturates: %.0f %% of its units are at 1 in epoch %d; a collapse may follow; try smaller "
+            "--optimiser.rates, --optimiser.weight-decay 3e-4, or a smaller --settle",
             *(shares.index(max(shares)) + 1, 100 * max(shares), lines[-1]["epoch"]),
         )
     collapsed = _collapsed(lines, data)
