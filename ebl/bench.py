@@ -40,7 +40,7 @@ class Timing:
 
 
 def bench(device: torch.device, repeats: int = 10) -> dict[str, Any]:
-    """Measured one after another in one run; times are medians."""
+    """Measured one after another in one run; our times are medians, the naive twin runs once."""
     ceiling = matmul_ceiling(device)
     twins: dict[str, float] = {}
     rows = []

@@ -36,12 +36,12 @@ from ebl.data.files import check, data_folder, find, whereabouts
 from ebl.data.fingerprint import check_data
 from ebl.data.own import describe, is_own
 from ebl.data.sources import FORMS
-from ebl.engine import evaluate_fast
+from ebl.engine import evaluate_as
 from ebl.errors import InputError, choose
 from ebl.presets import PRESETS, preset
 from ebl.relax import Schedule
 from ebl.rules import RULES
-from ebl.train import Watcher, check_device, load_run, train
+from ebl.train import Watcher, check_device, load_run, test_schedule, train
 from ebl.version import __version__
 
 T = TypeVar("T")
@@ -77,7 +77,7 @@ class EvaluateArguments:
     run: tyro.conf.Positional[Path]
     """The run folder."""
     iterations: int | None = None
-    """Iterations of the relaxation, if not the config's."""
+    """Iterations of the relaxation, if not those of the run's own tests."""
     omega: str | None = None
     """Over-relaxation, if not the config's."""
     device: str = "cpu"
@@ -241,7 +241,7 @@ def train_command(argv: list[str]) -> None:
 def evaluate_command(argv: list[str]) -> None:
     args = _parse(EvaluateArguments, "ebl evaluate", argv)
     config, net = load_run(args.run, args.device)
-    schedule = config.free
+    schedule = test_schedule(args.run, config)
     if args.iterations is not None:
         schedule = replace(schedule, iterations=args.iterations)
     if args.omega is not None:
@@ -249,7 +249,7 @@ def evaluate_command(argv: list[str]) -> None:
     data = load(config.dataset, args.data_dir)
     check_data(args.run, data)
     batches = Batches(data.test.to(args.device), config.entry, config.test_batch_size)
-    found = evaluate_fast(net, batches, schedule)
+    found = evaluate_as(config.precision, net, batches, schedule)
     if args.json:
         print(json.dumps({"run": str(args.run), "dataset": config.dataset, "split": "test", **found}))
         return

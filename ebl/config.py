@@ -87,7 +87,7 @@ class Config:
     crop: int | None = None  # pixels a random crop may shift; None: as the dataset's entry says
     flip: bool | None = None  # random flips; None: as the dataset's entry says
     val: int = 0  # images held out of the training set for validation (stratified, seeded)
-    test_batch_size: int = 500  # of the evaluation
+    test_batch_size: int = 500  # of the evaluation; the fused kernels take 1024
     residual_warning: float = 1e-3  # a free phase with a larger mean residual is reported as unsettled
     stop_on_collapse: bool = False  # end a run whose error stays at the majority class's
 

@@ -39,7 +39,7 @@ def compare(config: Config, net: Hopfield, x: Tensor, y: Tensor, settling: int =
         state = tuple(s.to(dtype) for s in free.state)
         start = Settled(state, free.residual.to(dtype), free.iterations)
         target = as_target(y, state[-1])
-        return rule.gradients(model, x.to(dtype), target, start, {}, config.nudged, SquaredError(), beta, None)[0]
+        return rule.gradients(model, x.to(dtype), target, start, {}, config.nudged, SquaredError(), beta, torch.Generator())[0]
 
     layers = len(net.links)
     right = gradients(exact)[:layers]

@@ -25,19 +25,20 @@ def provenance(device: torch.device) -> dict[str, Any]:
 
 
 def _commit() -> str | None:
-    """The commit of the checkout this package runs from, with + if the package was changed since; where there is none, what
-    EBL_COMMIT says."""
+    """What EBL_COMMIT says; else the commit of the checkout this package runs from, with + if the package was changed since."""
     package = Path(__file__).parent
+    if os.environ.get("EBL_COMMIT"):
+        return os.environ["EBL_COMMIT"]
 
     def git(*words: str) -> str:
         return subprocess.run(["git", "-C", str(package), *words], capture_output=True, text=True, check=True).stdout.strip()
 
     try:
         if not git("ls-files", "__init__.py"):
-            return os.environ.get("EBL_COMMIT")
+            return None
         return git("rev-parse", "HEAD") + ("+" if git("status", "--porcelain", ".") else "")
     except (OSError, subprocess.CalledProcessError):
-        return os.environ.get("EBL_COMMIT")
+        return None
 
 
 def _cpu() -> str:

@@ -32,6 +32,7 @@ from ebl.errors import InputError
 from ebl.models.hopfield import Hopfield, per_layer
 from ebl.pace import LOOK, Pace
 from ebl.provenance import provenance
+from ebl.relax import Schedule
 from ebl.steps import means_of
 
 try:
@@ -129,10 +130,19 @@ def load_run(folder: str | Path, device: str = "cpu") -> tuple[Config, Hopfield]
     return config, net
 
 
+def test_schedule(folder: str | Path, config: Config) -> Schedule:
+    """How the run settled its test images after its newest epoch."""
+    _, header = load_checkpoint(Path(folder) / "checkpoint.safetensors")
+    most = config.free.iterations
+    return replace(config.free, iterations=Pace(**header["pace"]).for_test(config.settle, most))
+
+
 def check_device(name: str) -> torch.device:
     try:
         device = torch.device(name)
         torch.zeros(1, device=device).item()
+        if device.type == "cuda" and device.index is not None:
+            torch.cuda.set_device(device)  # kernels and graphs go to the current one
     except (RuntimeError, AssertionError, NotImplementedError) as error:
         raise InputError(f"device = {name!r} cannot be used here: use cpu, or cuda where a GPU is set up") from error
     return device
@@ -172,13 +182,16 @@ class _Run:
             signs = seeded(self.config.seed, "signs", self.epoch, self.step)
             self.stepper.step(x, y, self.pace.iterations, signs)
             self.step += 1
-            if self.step % LOOK == 0 or self.stepper.totals.device.type == "cpu":  # reading a GPU's sums makes it wait
+            if (
+                self.step % LOOK == 0 or self.step == 1 or self.stepper.totals.device.type == "cpu"
+            ):  # reading a GPU's sums makes it wait
                 means = self.look()
             if watch is not None:
                 position = {"epoch": self.epoch + 1, "step": self.step, "steps": self.training.steps}
                 shown = {"train_error": means["error"], "train_cost": means["cost"], "free_residual": means["residual"]}
                 watch(position | shown)
             if time.monotonic() - saved > checkpoint_seconds and self.step < self.training.steps:
+                self.look()  # a run that diverged must not spoil its checkpoint
                 self.save(out)
                 line = {"epoch": self.epoch + 1, "step": self.step, "seconds": self.lap()}
                 append_line(out / "times.jsonl", line)
@@ -322,11 +335,11 @@ def _warn(config: Config, lines: list[dict[str, Any]], data: Dataset, collapsed_
     unsettled = [line["free_residual"] > config.residual_warning for line in lines]
     if unsettled[-1] and not any(unsettled[:-1]):
         log.warning(
-            "free phases do not settle: mean residual %.2g in epoch %d, above %.2g; use more --free.iterations (now up to %d), "
-            "--omega 1.5 or --settle 5e-4",
+            "free phases do not settle: mean residual %.2g in epoch %d, above %.2g; use more --free.iterations (now up to %d) "
+            "or --omega 1.5",
             *(lines[-1]["free_residual"], lines[-1]["epoch"], config.residual_warning, config.free.iterations),
         )
-    saturated = [max(line["saturation"]) > SATURATED for line in lines]
+    saturated = [max(line["saturation"], default=0.0) > SATURATED for line in lines]
     if saturated[-1] and not any(saturated[:-1]):
         shares = lines[-1]["saturation"]
         log.warning(

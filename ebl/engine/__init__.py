@@ -43,17 +43,20 @@ def make_stepper(config: Config, net: Hopfield, optimiser: torch.optim.SGD) -> S
     return CapturedStep(config, net, optimiser, precision == "tf32")
 
 
-def evaluate_fast(net: Hopfield, batches: Batches, schedule: Schedule) -> dict[str, Any]:
-    """`ebl.steps.evaluate` by the fused kernels, where they take this network and schedule."""
+def evaluate_as(precision: str, net: Hopfield, batches: Batches, schedule: Schedule) -> dict[str, Any]:
+    """`ebl.steps.evaluate` as a run of this precision does it."""
+    if net.biases[0].device.type != "cuda":
+        return evaluate(net, batches, schedule)
     from ebl.engine.available import triton
     from ebl.engine.fused import Fused, supports
 
     fits = triton is not None and schedule.tolerance is None and supports(net, schedule.order) is None
-    if net.biases[0].device.type != "cuda" or not fits:
-        return evaluate(net, batches, schedule)
-    from ebl.engine.step import Evaluator
+    if precision in ("auto", "fp16") and fits:
+        from ebl.engine.step import Evaluator
 
-    return Evaluator(Fused(net, schedule.order))(batches, schedule)
+        return Evaluator(Fused(net, schedule.order))(batches, schedule)
+    with torch.backends.cudnn.flags(enabled=True, allow_tf32=precision != "fp32"):
+        return evaluate(net, batches, schedule)
 
 
 def not_fused(config: Config, net: Hopfield) -> str | None:
@@ -69,4 +72,7 @@ def not_fused(config: Config, net: Hopfield) -> str | None:
         return "a tolerance"
     if config.free.order != config.nudged.order:
         return "two orders"
+    largest = max(2 * 4 * torch.Size(link.shape).numel() for link in net.links)
+    if config.batch_size * largest >= 2**31:
+        return f"batches of {config.batch_size}"
     return supports(net, config.free.order)

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ebl.engine import deviation, gradient, kernels
 from ebl.engine.deviation import Deviation
-from ebl.engine.kernels import CLAMP, POOL, STORE, Layer, Update, layer_update
+from ebl.engine.kernels import CLAMP, POOL, SLOTS, STORE, Layer, Update, layer_update
 from ebl.engine.readout import LARGEST, readout, triton_readout
 
 if TYPE_CHECKING:
@@ -172,7 +172,8 @@ def _hopper(device: torch.device) -> bool:
         return False
     try:
         import ebl.engine.hopper  # noqa: F401
-    except ImportError:  # a Triton without Gluon
+    except Exception as fault:  # a Triton without Gluon, or with another one
+        log.info("the kernels for Hopper GPUs cannot be used with this Triton (%s)", fault)
         return False
     return True
 
@@ -186,20 +187,29 @@ def update_error(op: Update, x: Tensor, w: Tensor, function: UpdateFunction, par
     shape = (len(x), height // shrink, width // shrink, w.shape[2] if op.down else w.shape[0])
     omega = torch.tensor([1.3], device=x.device)
     if op.mode == STORE:
-        right, found = (torch.full((n, *shape), torch.nan, device=x.device) for n in (1, parts))
+        right, found = (torch.full((n, *shape), torch.nan, dtype=torch.float16, device=x.device) for n in (1, parts))
         layer_update(op, x, w, right, None, None)
         function(op, x, w, found, None, None)
-        return _distance(found.sum(0), right[0])
-    t = torch.randn((1, *shape), device=x.device)
+        return _distance(found.float().sum(0), right[0].float())
+    t = torch.randn((1, *shape), device=x.device).half()
     right_layer = random_layer(shape, op, x.device)
-    found_layer = replace(right_layer, hi=right_layer.hi.clone(), lo=right_layer.lo.clone())
+    assert right_layer.gaps is not None
+    found_layer = replace(
+        right_layer, hi=right_layer.hi.clone(), lo=right_layer.lo.clone(), gaps=torch.zeros_like(right_layer.gaps)
+    )
     if op.mode == POOL:
         assert right_layer.u is not None
         found_layer = replace(found_layer, u=torch.full_like(right_layer.u, torch.nan))
-    layer_update(op, x, w, t, right_layer, omega)
-    function(op, x, w, t, found_layer, omega)
-    error = _distance(*(v.hi.float() + v.lo.float() for v in (found_layer, right_layer)))
+    error = 0.0
+    for watch in (False, True):
+        layer_update(op, x, w, t, right_layer, omega, watch)
+        function(op, x, w, t, found_layer, omega, watch)
+        error = max(error, _distance(*(v.hi.float() + v.lo.float() for v in (found_layer, right_layer))))
+    assert found_layer.gaps is not None
+    error = max(error, _distance(found_layer.gaps.sum(0), right_layer.gaps.sum(0)))
     if op.mode == POOL:
+        layer_update(op, x, w, None, right_layer, None)
+        function(op, x, w, None, found_layer, None)
         assert found_layer.u is not None
         assert right_layer.u is not None
         off = (found_layer.u.float() - right_layer.u.float()).abs() > TOLERANCE
@@ -212,8 +222,9 @@ def random_layer(shape: tuple[int, ...], op: Update, device: torch.device) -> La
     s = torch.rand(shape, device=device)
     batch, height, width, channels = shape
     u = torch.zeros(batch, 2 * height, 2 * width, channels, dtype=torch.float16, device=device) if op.mode == POOL else None
-    bias = torch.randn(channels, device=device)
-    return Layer(s.half(), (s - s.half().float()).half(), u, None if op.mode == CLAMP else bias)
+    bias = None if op.mode == CLAMP and op.down else torch.randn(channels, device=device)
+    gaps = torch.zeros(-(-channels // SLOTS), batch, height, width, device=device)
+    return Layer(s.half(), (s - s.half().float()).half(), u, bias, gaps)
 
 
 def deviation_error(op: Update, x: Tensor, w: Tensor, rest: Callable[..., None], deviate: Callable[..., None]) -> float:

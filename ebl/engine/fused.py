@@ -1,7 +1,8 @@
 """A Hopfield network as the fused kernels want it: 16-bit weights, states in halves, the relaxation over fixed buffers.
 
 What it computes is what `ebl.relax` and `Hopfield.gradients` compute; buffers are changed in place, so that the whole can be
-recorded as a CUDA graph. Hidden layers meet in kernels; the image's drive and the readout are small and stay in float32.
+recorded as a CUDA graph. Hidden layers meet in kernels; the readout is small and stays in float32. The image's drive is found
+once a batch, by a TF32 convolution, and kept in 16 bit: a change of it is the same in all phases.
 """
 
 from __future__ import annotations
@@ -168,6 +169,7 @@ class Fused:
             if layer.u is not None:
                 layer.u.zero_()
         phase.output.zero_()
+        phase.heard.zero_()
 
     def load(self, phase: Phase, state: State) -> None:
         """Take over a plain state."""
@@ -187,14 +189,11 @@ class Fused:
         return (*found, phase.output.clone())
 
     def refresh(self, phase: Phase) -> None:
-        """Make the unpooled maps of the layers that do not move first anew, from the layers below as they are."""
+        """Make ready a state to start from: the unpooled maps of the layers that do not move first, and what the last hidden
+        layer hears, anew from the states and weights as they are."""
         for k in self.late:
             if phase.layers[k].u is not None:
                 self.kernels.update(self.ops[k], phase.layers[k - 1].hi, self.weights[k - 1], None, phase.layers[k], None)
-
-    def hear(self, phase: Phase) -> None:
-        """Make ready a state that was taken over as if a free phase had ended in it."""
-        self.refresh(phase)
         self._move_output(phase, None, None, None, None)
 
     def carry(self, phase: Phase, perturbed: Perturbed) -> None:

@@ -58,22 +58,22 @@ class FusedStep:
         self.free_omegas = factors(config.free, groups, config.free.iterations, device)
         nudged_groups = len(self.fused.groups(self.clamped))
         self.nudged_omegas = factors(config.nudged, nudged_groups, config.nudged.iterations, device)
-        self.examples = 0  # of the last batch
-        self.is_carried = False
+        self.filled = 0  # examples the buffers are set up for
+        self.num_carried: int | None = None  # examples of the state carried over
 
     @property
     def carried(self) -> State | None:
         """The state the next step starts from, as the plain path would have it."""
-        if not self.is_carried:
+        if self.num_carried is None:
             return None
-        return tuple(s[: self.examples] for s in self.fused.state(self.free))
+        return tuple(s[: self.num_carried] for s in self.fused.state(self.free))
 
     @carried.setter
     def carried(self, state: State | None) -> None:
-        self.is_carried = state is not None
+        self.num_carried = None if state is None else len(state[0])
+        self.fused.cast()  # the parameters may have been restored too
         self.fused.zero(self.free)
         if state is not None:
-            self.examples = len(state[0])
             padded = tuple(torch.cat([s, s.new_zeros(len(self.x) - len(s), *s.shape[1:])]) for s in state)
             self.fused.load(self.free, padded)
 
@@ -81,18 +81,18 @@ class FusedStep:
         self._take(x, y, generator)
         self.sgd.sync()
         self.graphs.run(iterations, lambda: self._body(iterations))
-        self.is_carried = self.config.start == "carry"
+        self.num_carried = len(x) if self.config.start == "carry" else None
 
     def _take(self, x: Tensor, y: Tensor, generator: torch.Generator) -> None:
         """Copy a batch in. One smaller than usual fills the rest with examples that count for nothing."""
         n = len(x)
-        if n != self.examples:
-            if self.is_carried:  # as the paper's simulations: another batch size starts at zero
-                self.carried = None
+        if self.num_carried not in (None, n):  # as the paper's simulations: another batch size starts at zero
+            self.fused.zero(self.free)
+        if n != self.filled:
             self.x.zero_()
             self.y.zero_()
             self.factor.fill_(-1 / ((self.rule.second - self.rule.first) * self.beta * n))
-            self.examples = n
+            self.filled = n
             self._set_signs(torch.ones(n))
         if self.rule.random_sign:
             coins = torch.rand(n, generator=generator)
@@ -125,7 +125,7 @@ class FusedStep:
             self.totals += score(free.output, target, self.y, fused.residual(free), self.signs.abs(), iterations)
         gradients = self._perturb(target, extra)
         fused.join(-1)
-        self.totals[4] += 0 * gradients[-1].sum()  # what is not finite shows
+        self.totals[4] += 0 * (gradients[-1].sum() + gradients[-2].sum())  # what is not finite shows
         self.sgd.apply(gradients)
         fused.cast()
         if self.config.start == "carry":
@@ -141,11 +141,10 @@ class FusedStep:
     @torch.no_grad()
     def gradients_from(self, x: Tensor, y: Tensor, state: State) -> list[Tensor]:
         """The rule's estimate for a whole batch from a given free state; nothing is trained."""
-        self.examples = 0
         self._take(x, y, torch.Generator())
         self.carried = state
         extra = self.fused.drive(self.x, self.free)
-        self.fused.hear(self.free)
+        self.fused.refresh(self.free)
         return self._perturb(F.one_hot(self.y, self.free.output.shape[1]).float(), extra)
 
 
@@ -195,5 +194,5 @@ class Evaluator:
         target = F.one_hot(self.y, phase.output.shape[1]).float()
         self.totals += score(phase.output, target, self.y, fused.residual(phase), self.there, iterations)
         for k, (layer, link) in enumerate(zip(phase.layers, fused.net.links[:-1], strict=True)):
-            full = (layer.hi >= 1).sum((1, 2, 3)) / torch.Size(link.shape).numel()
+            full = (layer.hi.float() + layer.lo.float() >= 1).sum((1, 2, 3)) / torch.Size(link.shape).numel()
             self.saturated[k] += (full * self.there).sum()
