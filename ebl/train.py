@@ -335,7 +335,7 @@ def _warn(config: Config, lines: list[dict[str, Any]], data: Dataset, collapsed_
     unsettled = [line["free_residual"] > config.residual_warning for line in lines]
     if unsettled[-1] and not any(unsettled[:-1]):
         log.warning(
-            "free phases do not settle: mean residual %.2g in epoch %d, above %.2g; use more --free.iterations (now up to %d) "
+            "free phases do not settle: mean residual %.2g in epoch %d, above %.2g; use more --free.iterations (now %d) "
             "or --omega 1.5",
             *(lines[-1]["free_residual"], lines[-1]["epoch"], config.residual_warning, config.free.iterations),
         )

@@ -241,7 +241,8 @@ def deviation_error(op: Update, x: Tensor, w: Tensor, rest: Callable[..., None],
     t = torch.randn(1, batch, *shape, device=dev)
     deviation.rest_update(op, x[:batch], w, t, right)
     rest(op, x[:batch], w, t, found)
-    worst = _deviation_distance(found, right, ("slack", "d"), ("u", "du"))
+    winners = ("u", "du") if op.average else ("u", "du", "behind")
+    worst = _deviation_distance(found, right, ("slack", "d"), winners)
     for name in WRITTEN:
         if getattr(right, name) is not None:
             getattr(found, name).copy_(getattr(right, name))
