@@ -52,7 +52,7 @@ def ebl_rates(*rates):
 
 @pytest.mark.parametrize("name", PRESETS)
 def test_configs_survive_json(name):
-    c = dataclasses.replace(preset(name), free=Schedule(9, "chebyshev:0.9", "forward", 1e-3))
+    c = dataclasses.replace(preset(name), free=Schedule(9, "chebyshev:0.9", "forward", 1e-3), settle=None)  # one or the other
     assert from_json(to_json(c)) == c
     assert differences(c, preset(name))[0].startswith("free.iterations 9 there")
     assert differences(c, c) == []

@@ -27,11 +27,6 @@ def test_commands_in_the_readme_are_real(monkeypatch, tmp_path):
 
     for line in re.findall(r"^ebl (.*?)(?:\s+#.*)?$", README, re.MULTILINE):
         words = line.split()
-        kind = {
-            "train": cli.TrainArguments,
-            "evaluate": cli.EvaluateArguments,
-            "presets": cli.PresetsArguments,
-            "data": cli.DataArguments,
-        }[words[0]]
+        kind = cli.COMMANDS[words[0]]
         start = cli.TrainArguments(config=preset(cli._typed(words, "--preset") or "quick")) if words[0] == "train" else None
         cli._parse(kind, f"ebl {words[0]}", words[1:], start)

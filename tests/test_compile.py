@@ -1,0 +1,104 @@
+"""The Hopper kernels compile for sm_90 on any machine: no GPU is needed for that."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+triton = pytest.importorskip("triton")
+
+if not triton.__version__.startswith("3.6."):  # the kernels are Gluon's, whose interface still moves
+    pytest.skip(f"Triton {triton.__version__} is not 3.6", allow_module_level=True)
+
+SCRIPT = """
+import json, sys
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon._runtime import GluonASTSource
+from ebl.engine import hopper
+from ebl.engine.deviation import LEAST, LIMIT, SCALE
+
+BOX, MATRIX = gl.NVMMASharedLayout(128, 16, 4), gl.NVMMASharedLayout(128, 16, 2)
+
+def compiled(kernel, arguments, constants, warps):
+    signature = arguments | dict.fromkeys(constants, "constexpr")
+    aligned = {(i,): [["tt.divisibility", 16]] for i, kind in enumerate(signature.values()) if kind.startswith("*")}
+    source = GluonASTSource(kernel, signature, constants, aligned)
+    made = triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": warps})
+    print(json.dumps({"cubin": len(made.asm["cubin"]), "shared": made.metadata.shared, "wgmma": "wgmma" in made.asm["ptx"]}))
+
+def descriptors(pairs, width, channels, down):
+    weights = f"64,{channels}" if down else f"{channels},64"
+    box = f"tensordesc<fp16[4,{pairs // width},{width},64],{BOX!r}>"
+    return {"xd": box, "wd": f"tensordesc<fp16[{weights}],{MATRIX!r}>"}
+
+def shapes(size, below, above, down, warps, channels, boxes, weights):
+    pairs = 16 * warps
+    width = min(size & -size, pairs)
+    cin, n = (above, below) if down else (below, above)
+    constants = dict(HO=size, WO=size, CIN=cin, N=n, C=below, K=3, PAD=1, DOWN=down)
+    return width, constants, dict(BB=pairs // width, WW=width, BN=channels, SA=boxes, SW=weights)
+
+def conv(size, below, above, mode, down, warps, channels, boxes, weights, t="*fp32", parts=1, average=False,
+         watch=False, update=True):
+    width, constants, tiles = shapes(size, below, above, down, warps, channels, boxes, weights)
+    arguments = descriptors(16 * warps, width, channels, down) | {
+        "t": t, "bias": "*fp32", "hi": "*fp16", "lo": "*fp16", "u": "*fp16", "omega": "*fp32", "gaps": "*fp32", "B": "i32"
+    }
+    constants |= dict(MODE=mode, AVERAGE=average, NUM_T=int(mode > 0), BIAS=mode == 2, UPDATE=update, WATCH=watch, SPLIT=parts)
+    compiled(hopper.conv_kernel, arguments, constants | tiles, warps)
+
+def deviation(size, below, above, pools, down, warps, channels, boxes, weights, rest, average=False):
+    width, constants, tiles = shapes(size, below, above, down, warps, channels, boxes, weights)
+    halves = dict.fromkeys(("hi", "lo", "slack", "d"), "*fp16")
+    arguments = descriptors(16 * warps, width, channels, down) | halves | {
+        "t": "*fp32", "bias": "*fp32", "omega": "*fp32", "behind": "*fp16", "u": "*fp16", "du": "*fp16",
+        "B": "i32", "BASE": "i32",
+    }
+    constants |= dict(POOLS=pools, AVERAGE=average, NUM_T=int(pools), BIAS=rest and pools, UPDATE=not rest, REST=rest)
+    constants |= dict(SCALE=SCALE, LIMIT=LIMIT, LEAST=LEAST)
+    compiled(hopper.deviation_kernel, arguments, constants | tiles, warps)
+
+def weight(size, warps):
+    width = min(size & -size, 64)
+    height, rows = 64 // width, 32 * warps
+    pair = {name: f"tensordesc<fp16[1,{height},{width},{n}],{BOX!r}>" for name, n in (("gd", rows), ("xd", 128))}
+    constants = dict(HO=size, WO=size, K=3, PAD=1, BB=height, WW=width, BM=rows, BN=128, S=3)
+    compiled(hopper.weight_kernel, pair | {"out": "*fp32", "chunks": "i32", "N": "i32", "C": "i32"}, constants, warps)
+
+eval(sys.argv[1])
+"""
+TWO_ON_A_UNIT, ONE_ON_A_UNIT = 228 * 1024 // 2 - 1024, 227 * 1024  # bytes of shared memory a program may take
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("call", "most"),
+    [
+        ("conv(16, 128, 256, 2, False, 8, 128, 2, 4, t='*fp16', watch=True)", ONE_ON_A_UNIT),
+        ("conv(16, 128, 256, 1, True, 4, 128, 2, 3, t='*fp16')", TWO_ON_A_UNIT),
+        ("conv(8, 256, 512, 0, True, 4, 128, 3, 4, t='*fp16', parts=2)", ONE_ON_A_UNIT),
+        ("conv(4, 512, 512, 2, False, 4, 64, 3, 4, average=True)", ONE_ON_A_UNIT),
+        ("conv(8, 24, 40, 2, False, 4, 64, 2, 3, update=False)", TWO_ON_A_UNIT),
+        ("deviation(16, 128, 256, True, False, 4, 128, 2, 3, rest=False)", TWO_ON_A_UNIT),
+        ("deviation(16, 128, 256, True, False, 4, 128, 2, 3, rest=True)", TWO_ON_A_UNIT),
+        ("deviation(16, 128, 256, False, True, 4, 128, 2, 3, rest=False)", TWO_ON_A_UNIT),
+        ("deviation(4, 512, 512, True, False, 4, 64, 3, 4, rest=True, average=True)", ONE_ON_A_UNIT),
+        ("weight(16, 4)", TWO_ON_A_UNIT),
+        ("weight(8, 8)", ONE_ON_A_UNIT),
+    ],
+    ids=lambda v: v if isinstance(v, str) else "",
+)
+def test_the_hopper_kernels_compile_and_fit_into_shared_memory(tmp_path, call, most):
+    """In a process of its own, since the interpreter cannot be left; with no cache, so that something is compiled."""
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    environment["TRITON_CACHE_DIR"] = str(tmp_path)
+    done = subprocess.run([sys.executable, "-c", SCRIPT, call], env=environment, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr[-2000:]
+    made = json.loads(done.stdout)
+    assert made["cubin"] > 0
+    assert made["wgmma"]
+    assert made["shared"] <= most
