@@ -359,7 +359,8 @@ def bench_command(argv: list[str]) -> None:
     console.print(title, highlight=False, soft_wrap=True)
     (console if console.is_terminal else Console(width=130)).print(table)
     console.print(
-        "random images; naive: the definition in ebl/naive.py at the paper's T and K (quick: its own), one phase after another",
+        "random images (on a CPU two of them for the paper's network); naive: the definition in ebl/naive.py at the paper's "
+        "T and K (quick: its own)",
         highlight=False,
         soft_wrap=True,
     )

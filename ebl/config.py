@@ -79,7 +79,7 @@ class Config:
     model: Model = field(default_factory=Model)
     free: Schedule = field(default_factory=lambda: Schedule(60))  # relaxation of the free phase and at test time
     nudged: Schedule = field(default_factory=lambda: Schedule(15))  # relaxation of each perturbed phase
-    settle: float | None = None  # mean residual to hold free phases at: they take as many iterations, up to free.iterations
+    settle: float | None = None  # mean residual of free phases: their number of iterations follows it, up to free.iterations
     start: str = "carry"  # of free phases in training: carry (the end of the last batch's second phase) or zeros
     optimiser: Optimiser = field(default_factory=Optimiser)
     augment: bool = True  # random crops, and flips where the dataset's entry flips

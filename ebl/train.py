@@ -98,8 +98,8 @@ def _train(run: _Run, out: Path, watch: Watcher | None, checkpoint_seconds: floa
         append_line(out / "times.jsonl", times)
         lines.append(line)
         if run.pace.iterations != before:
-            change = (run.pace.iterations, before, line["epoch"], line["free_residual"])
-            log.info("free phases take %d iterations now, %d before epoch %d: their mean residual was %.1e", *change)
+            change = (run.pace.iterations, before, line["epoch"], line["free_residual"], config.settle)
+            log.info("free phases take %d iterations from now on, %d when epoch %d began (residual %.1e, wanted %.1e)", *change)
         collapsed = _warn(config, lines, data, collapsed)
         if watch is not None:
             watch({**line, "seconds": seconds})
