@@ -18,7 +18,7 @@ from torch import Tensor
 from ebl.boundary import FREE, Clamp
 from ebl.engine.choose import Kernels
 from ebl.engine.deviation import LIMIT, SCALE, Deviation
-from ebl.engine.kernels import CLAMP, POOL, SLOTS, STORE, Layer, Update
+from ebl.engine.kernels import CLAMP, POOL, SLOTS, STORE, Layer, Update, move_towards
 from ebl.models.hopfield import Hopfield
 from ebl.models.links import Conv
 from ebl.relax import Schedule, update_groups
@@ -274,7 +274,7 @@ class Fused:
             return
         layer, last = phase.layers[k], k == self.num_hidden - 1
         if k == 0 and last:
-            self._move_alone(phase, omega, watch)
+            move_towards(layer, phase.drive[0].float() + phase.heard[0], omega, watch)
         elif k == 0:
             op, x = self._down(1, CLAMP), _upper(phase.layers[1])
             self.kernels.update(op, x, self.weights[0], phase.drive, layer, omega, watch)
@@ -320,19 +320,6 @@ class Fused:
                 op, x = self._down(k + 1, STORE), _upper(perturbed.layers[k + 1])
                 self.kernels.update(op, x, self.weights[k], t, None, None)
             self.kernels.deviation(self.ops[k], perturbed.layers[k - 1].d, self.weights[k - 1], t, layer, omega)
-
-    def _move_alone(self, phase: Phase, omega: Tensor, watch: bool) -> None:
-        """The only hidden layer: nothing but the drive and the output to hear from."""
-        layer = phase.layers[0]
-        old = layer.hi.float() + layer.lo.float()
-        gap = (phase.drive[0].float() + phase.heard[0]).clamp(0, 1) - old
-        if watch:
-            assert layer.gaps is not None
-            layer.gaps.zero_()
-            layer.gaps[0].copy_(gap.square().sum(3))
-        s = (old + omega * gap).clamp(0, 1)
-        layer.hi.copy_(s)
-        layer.lo.copy_(s - layer.hi.float())
 
     def _move_output(
         self, phase: Phase, perturbed: Perturbed | None, omega: Tensor | None, beta: Tensor | None, target: Tensor | None

@@ -75,20 +75,25 @@ def layer_update(
             f = f + t.float().sum(0)
         if layer.bias is not None:
             f = f + layer.bias
-        old = layer.hi.float() + layer.lo.float()
-        gap = f.clamp(0, 1) - old
-        if watch:
-            assert layer.gaps is not None
-            layer.gaps.zero_()
-            layer.gaps[0].copy_(gap.square().sum(3))
-        s = (old + omega * gap).clamp(0, 1)
-        layer.hi.copy_(s)
-        layer.lo.copy_(s - layer.hi.float())
+        move_towards(layer, f, omega, watch)
     if op.mode == POOL:
         assert layer.u is not None
         v = layer.hi.float().permute(0, 3, 1, 2)
         u = F.interpolate(v, scale_factor=2.0) / 4 if where is None else F.max_unpool2d(v, where, [2, 2])
         layer.u.copy_(u.permute(0, 2, 3, 1))
+
+
+def move_towards(layer: Layer, f: Tensor, omega: Tensor, watch: bool) -> None:
+    """s <- clamp(s + omega (clamp(f) - s)), with f (B, H, W, C) the field."""
+    old = layer.hi.float() + layer.lo.float()
+    gap = f.clamp(0, 1) - old
+    if watch:
+        assert layer.gaps is not None
+        layer.gaps.zero_()
+        layer.gaps[0].copy_(gap.square().sum(3))
+    s = (old + omega * gap).clamp(0, 1)
+    layer.hi.copy_(s)
+    layer.lo.copy_(s - layer.hi.float())
 
 
 def convolve(op: Update, x: Tensor, w: Tensor) -> Tensor:
