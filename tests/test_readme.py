@@ -1,5 +1,6 @@
 """What the README shows runs as it stands."""
 
+import importlib
 import re
 from pathlib import Path
 
@@ -19,7 +20,7 @@ def test_examples_run_and_learn(code, capsys):
 
 
 def test_commands_in_the_readme_are_real(monkeypatch, tmp_path):
-    from ebl import cli
+    from ebl.cli.flags import parse, typed
     from ebl.presets import preset
 
     monkeypatch.chdir(tmp_path)
@@ -27,6 +28,6 @@ def test_commands_in_the_readme_are_real(monkeypatch, tmp_path):
 
     for line in re.findall(r"^ebl (.*?)(?:\s+#.*)?$", README, re.MULTILINE):
         words = line.split()
-        kind = cli.COMMANDS[words[0]]
-        start = cli.TrainArguments(config=preset(cli._typed(words, "--preset") or "quick")) if words[0] == "train" else None
-        cli._parse(kind, f"ebl {words[0]}", words[1:], start)
+        command = importlib.import_module(f"ebl.cli.{words[0]}")
+        start = command.Arguments(config=preset(typed(words, "--preset") or "quick")) if words[0] == "train" else None
+        parse(command.Arguments, f"ebl {words[0]}", words[1:], start)

@@ -1,0 +1,54 @@
+"""The command line: one file a command."""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import sys
+from collections.abc import Sequence
+
+from rich.logging import RichHandler
+
+from ebl.cli.flags import errors
+from ebl.errors import InputError, choose
+from ebl.version import __version__
+
+COMMANDS = {
+    "train": "Train a network into a run folder.",
+    "evaluate": "Test a trained network.",
+    "presets": "List the presets and their main settings.",
+    "data": "Datasets: list what there is, fetch one, or check hashes again.",
+    "demo": "Train all nine rules on the embedded data and compare them.",
+    "bench": "Measure this machine: ceiling, training steps, the naive definition.",
+    "precision": "Show how exact each precision's gradients are on a trained network.",
+}
+"""Each is a module of this package, with its flags (`Arguments`) and what it does (`run`)."""
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Run one command. Bad input: one line on stderr, exit code 2."""
+    argv = list(sys.argv[1:] if argv is None else argv)
+    logging.basicConfig(
+        level=logging.WARNING, format="%(message)s", handlers=[RichHandler(console=errors, show_path=False, show_time=False)]
+    )
+    logging.getLogger("ebl").setLevel(logging.INFO)
+    try:
+        if not argv or argv[0] in ("-h", "--help"):
+            print("usage: ebl COMMAND [--help]\n")
+            for name, what in COMMANDS.items():
+                print(f"  {name:9s} {what}")
+        elif argv[0] == "--version":
+            print(__version__)
+        else:
+            importlib.import_module(f"ebl.cli.{choose('command', argv[0], COMMANDS)}").run(argv[1:])
+    except InputError as error:
+        print(f"ebl: {error}", file=sys.stderr)
+        sys.exit(2)
+    except OSError as error:
+        where = f"{error.filename}: " if error.filename else ""
+        print(f"ebl: {where}{error.strerror or error}; check that it exists and may be read and written", file=sys.stderr)
+        sys.exit(2)
+    except KeyboardInterrupt:
+        again = "the same command with --resume goes on" if argv[0] == "train" else "the same command goes on"
+        print(f"ebl: interrupted; {again} where it was", file=sys.stderr)
+        sys.exit(130)

@@ -1,0 +1,61 @@
+"""What commands share: consoles, and reading flags."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import itertools
+from typing import TypeVar
+
+import torch
+import tyro
+from rich.console import Console
+
+from ebl.errors import InputError
+from ebl.relax import Schedule
+from ebl.train import check_device
+
+T = TypeVar("T")
+
+console, errors = Console(), Console(stderr=True)
+
+
+def parse(kind: type[T], prog: str, argv: list[str], default: T | None = None) -> T:
+    """tyro's reading of the flags, with its boxed complaints made one line."""
+    complaint = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(complaint):
+            return (
+                tyro.cli(kind, prog=prog, args=argv)
+                if default is None
+                else tyro.cli(kind, prog=prog, args=argv, default=default)
+            )
+    except SystemExit as stop:
+        if not stop.code:
+            raise
+        lines = [line.strip("│|╭╮╰╯ ") for line in complaint.getvalue().splitlines()]
+        lines = [line for line in lines if line.strip("─-")][1:]  # without rules and title
+        hint = [line for line in lines if line.startswith("--")][:1]
+        said = " ".join(itertools.takewhile(lambda line: not line.startswith(("Argument", "Perhaps", "For full")), lines))
+        meant = f"; did you mean {hint[0].split()[0]}?" if hint and "nrecognized" in said else ""
+        raise InputError(f"{said}{meant}; see {prog} --help") from None
+
+
+def typed(argv: list[str], flag: str) -> str | None:
+    """The value of a flag as it was typed last, if it was."""
+    found = None
+    for i, word in enumerate(argv):
+        if word == flag and i + 1 < len(argv):
+            found = argv[i + 1]
+        if word.startswith(f"{flag}="):
+            found = word.partition("=")[2]
+    return found
+
+
+def read_omega(text: str) -> float | str:
+    Schedule(omega=text)
+    return text if text.startswith("chebyshev") else float(text)
+
+
+def pick_device(name: str | None) -> torch.device:
+    return check_device(name or ("cuda" if torch.cuda.is_available() else "cpu"))

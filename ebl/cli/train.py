@@ -1,0 +1,154 @@
+"""ebl train"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Annotated, Any
+
+import tyro
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+from ebl.cli.flags import console, parse, read_omega, typed
+from ebl.config import Config
+from ebl.data import load
+from ebl.data.own import describe, is_own
+from ebl.errors import InputError, choose
+from ebl.presets import preset
+from ebl.rules import RULES
+from ebl.train import Watcher, train
+
+
+@dataclass(frozen=True)
+class Arguments:
+    """Train a network into a run folder."""
+
+    preset: str = "quick"
+    """Settings to start from (see `ebl presets`); every other flag overrides them."""
+    config: Annotated[Config, tyro.conf.arg(name="")] = field(default_factory=Config)
+    omega: str | None = None
+    """Over-relaxation of both phases: a number in (0, 2), or chebyshev:0.95."""
+    out: Path | None = None
+    """The run folder; runs/DATASET-RULE-SEED unless given."""
+    resume: bool = False
+    """Continue a run that was killed; the numbers are those of an undisturbed one."""
+    tensorboard: bool = False
+    """Write TensorBoard logs into the run folder too (pip install "ebl[tensorboard]")."""
+    data_dir: Path | None = None
+    """Where dataset files are; otherwise EBL_DATA, or the user's cache folder."""
+    checkpoint_seconds: float = 60.0
+    """How often to save within an epoch; each epoch's end is always saved."""
+
+
+def run(argv: list[str]) -> None:
+    base = preset(typed(argv, "--preset") or "quick")
+    rule = typed(argv, "--rule") or base.rule
+    if typed(argv, "--beta") is None and not _takes(rule, base.beta):
+        base = replace(base, beta=None)  # the preset's beta is for EP and CpL
+    args = parse(Arguments, "ebl train", argv, Arguments(config=base))
+    config = args.config
+    if args.omega is not None:
+        omega = read_omega(args.omega)
+        if typed(argv, "--free.omega") is None:
+            config = replace(config, free=replace(config.free, omega=omega))
+        if typed(argv, "--nudged.omega") is None:
+            config = replace(config, nudged=replace(config.nudged, omega=omega))
+    name = Path(config.dataset).stem if is_own(config.dataset) else config.dataset
+    out = args.out or Path("runs") / f"{name}-{config.rule}-{config.seed}"
+    if is_own(config.dataset):
+        console.print(f"{config.dataset}: {describe(load(config.dataset))}", highlight=False, soft_wrap=True)
+    with _Shown(config) as shown:
+        watchers: list[Watcher] = [shown]
+        if args.tensorboard:
+            watchers.append(_tensorboard(out))
+
+        def watch(event: dict[str, Any]) -> None:
+            for watcher in watchers:
+                watcher(event)
+
+        result = train(
+            config,
+            out,
+            resume=args.resume,
+            watch=watch,
+            checkpoint_seconds=args.checkpoint_seconds,
+            data_dir=args.data_dir,
+        )
+    final, best = result["final"], result["best"]
+    console.print(
+        f"{config.rule} on {config.dataset}: test error {100 * final['test_error']:.2f} %, train error "
+        f"{100 * final['train_error']:.2f} % after epoch {final['epoch']} (best test error {100 * best['test_error']:.2f} % in "
+        f"epoch {best['epoch']}), {result['seconds']:.0f} s; {out}/result.json",
+        highlight=False,
+        soft_wrap=True,
+    )
+
+
+class _Shown:
+    """A progress bar over the epochs, and a line for each one that is done."""
+
+    def __init__(self, config: Config):
+        self.config = config
+        self.bar = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=10),
+            TextColumn("{task.fields[news]}"),
+            TimeRemainingColumn(),
+            TextColumn("left"),
+            console=console,
+        )
+        self.task = self.bar.add_task("epoch 1", total=config.epochs, news="")
+        self.told = 0.0
+
+    def __enter__(self) -> _Shown:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.bar.stop()
+
+    def __call__(self, event: dict[str, Any]) -> None:
+        self.bar.start()
+        if "test_error" in event:
+            self.bar.console.print(
+                f"epoch {event['epoch']:3d}  train error {100 * event['train_error']:6.2f} %  test error "
+                f"{100 * event['test_error']:6.2f} %  cost {event['train_cost']:.4f}  residual {event['free_residual']:.1e}  "
+                f"{event['seconds']:.1f} s",
+                highlight=False,
+                soft_wrap=True,
+            )
+            return
+        done = event["epoch"] - 1 + event["step"] / event["steps"]
+        if time.monotonic() - self.told < 0.1 and event["step"] < event["steps"]:
+            return
+        self.told = time.monotonic()
+        news = f"train error {100 * event['train_error']:.1f} %  cost {event['train_cost']:.3f}"
+        news += f"  residual {event['free_residual']:.0e}"
+        self.bar.update(self.task, completed=done, description=f"epoch {event['epoch']}/{self.config.epochs}", news=news)
+
+
+def _tensorboard(out: Path) -> Watcher:
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError as error:
+        raise InputError('--tensorboard needs the tensorboard package: pip install "ebl[tensorboard]"') from error
+    writers: list[Any] = []
+
+    def write(event: dict[str, Any]) -> None:
+        if "test_error" not in event:
+            return
+        if not writers:
+            writers.append(SummaryWriter(str(out / "tensorboard")))
+        for name in ("train_error", "test_error", "train_cost", "test_cost", "free_residual", "free_iterations"):
+            writers[0].add_scalar(name.replace("_", "/", 1), event[name], event["epoch"])
+        writers[0].flush()
+
+    return write
+
+
+def _takes(rule: str, beta: float | None) -> bool:
+    try:
+        RULES[choose("rule", rule, RULES)].check_beta(rule, beta)
+    except InputError:
+        return rule not in RULES
+    return True
