@@ -1,0 +1,1 @@
+"""Reports: tables beside the paper's, curves, lessons, as Markdown, CSV, LaTeX and one HTML page."""

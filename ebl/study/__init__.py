@@ -1,0 +1,1 @@
+"""Studies: a grid of runs, a store that keeps them, executors that work on it."""
