@@ -200,7 +200,7 @@ def test_a_short_batch_starts_at_zero_and_its_empty_places_count_for_nothing():
         run.stepper.totals.zero_()
         run.stepper.step(x[:3], y[:3], 8, torch.Generator())
     for p, q in zip(wide.net.parameters(), narrow.net.parameters(), strict=True):
-        torch.testing.assert_close(p, q, rtol=1e-5, atol=1e-7)
+        torch.testing.assert_close(p, q, rtol=1e-5, atol=1e-6)  # sums over more places round otherwise
     torch.testing.assert_close(wide.stepper.totals, narrow.stepper.totals, rtol=1e-4, atol=1e-6)
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from ebl.config import Model, Optimiser, build_network
-from ebl.precision import compare
+from ebl.precision import ROUNDED, compare
 from ebl.presets import preset
 from ebl.relax import Schedule
 
@@ -40,7 +40,7 @@ def test_on_a_gpu_every_precision_is_compared_and_16_bits_lead_the_same_way():
     net = build_network(config).cuda()
     x, y = torch.rand(32, *config.input_shape).cuda(), (torch.arange(32) % 10).cuda()
     rows = compare(config, net, x, y, settling=80)
-    assert [row.precision for row in rows] == ["fp32", "tf32", "fp16"]
+    assert [row.precision for row in rows] == ["fp32", "tf32", "fp16", ROUNDED]
     assert min(rows[0].cosines) > 0.9999
     assert min(rows[2].cosines) > 0.999
     assert rows[2].sizes == pytest.approx([1.0] * len(net.links), abs=0.01)

@@ -164,7 +164,7 @@ def _hopper_tiles(op: Update, x: Tensor, w: Tensor) -> list[HopperTiles]:
         return [HopperTiles(4, 128, 2, 3), HopperTiles(8, 128, 2, 4)]
     if tiles >= 0.75 * units:
         return [HopperTiles(4, 128, 3, 4), HopperTiles(4, 128, 2, 3)]
-    return [HopperTiles(4, 64, 3, 4), HopperTiles(4, 64, 2, 3)]
+    return [HopperTiles(4, 64, 3, 8), HopperTiles(4, 64, 2, 3)]
 
 
 def _hopper(device: torch.device) -> bool:

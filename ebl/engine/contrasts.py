@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from ebl.engine.deviation import SCALE
-from ebl.engine.fused import Fused, Perturbed, maps_of
-from ebl.engine.kernels import POOL
+from ebl.engine.fused import Fused, Perturbed
+from ebl.engine.kernels import POOL, Update
 from ebl.models.links import Conv
 
 
@@ -17,14 +18,14 @@ class Contrasts:
     def __init__(self, fused: Fused, batch: int):
         self.fused, self.batch = fused, batch
         f16 = {"dtype": torch.float16, "device": fused.device}
-        self.image: Tensor | None = None  # of convolutional networks: channels in eights, 16-bit
+        self.patches: Tensor | None = None  # of convolutional networks: what each position of layer 1 sees of the image
         self.spread: Tensor | None = None
         first = fused.net.links[0]
         if isinstance(first, Conv):
-            channels, height, width = first.below_shape
-            self.image = torch.zeros(batch, height, width, -(-channels // 8) * 8, **f16)
+            seen = -(-first.below_shape[0] * first.kernel_size**2 // 8) * 8  # in eights, as TMA wants them
+            self.patches = torch.zeros(batch, *first.map_size, seen, **f16)
             self.spread = torch.zeros(batch, *first.map_size, fused.shapes[0][2], **f16)
-            shape = (fused.shapes[0][2], first.kernel_size**2, self.image.shape[3])
+            shape = (fused.shapes[0][2], 1, seen)
             self.first_product = torch.zeros(self._parts(torch.empty(shape, device="meta")), *shape, device=fused.device)
         self.below = [torch.zeros(2 * batch, *shape, **f16) for shape in fused.shapes]
         self.above: list[Tensor | None] = [None]
@@ -42,7 +43,7 @@ class Contrasts:
             return 1
         tiles = -(-weights.shape[0] // 128) * -(-weights.shape[2] // 128) * weights.shape[1]
         units = torch.cuda.get_device_properties(self.fused.device).multi_processor_count
-        return max(1, min(2 * units // tiles, 32))
+        return max(1, 2 * units // tiles)
 
     @torch.no_grad()
     def gradients(self, phases: Perturbed, x: Tensor, extra: Tensor | None, signs: Tensor, factor: Tensor) -> list[Tensor]:
@@ -84,12 +85,15 @@ class Contrasts:
         """Layer 1's weight gradient. Both phases see one image, so one position won: the difference is all that counts."""
         fused = self.fused
         link, w = fused.net.links[0], fused.net.weights[0]
-        if self.image is None or self.spread is None:
+        if self.patches is None or self.spread is None:
             return link.weight_gradient(difference[:, 0, 0, : w.shape[1]].float(), x, None)
-        self.image[..., : x.shape[1]].copy_(maps_of(x))
+        assert isinstance(link, Conv)
+        size = w[0].numel()
+        seen = F.unfold(x, link.kernel_size, padding=link.padding)  # (B, channels and taps, positions)
+        self.patches.flatten(1, 2)[..., :size].copy_(seen.transpose(1, 2))
         fused.kernels.spread(difference, extra, self.spread)
-        fused.kernels.weight_gradient(fused.ops[0], self.image, self.spread, self.first_product)
-        return _weights_like(w, self.first_product.sum(0))
+        fused.kernels.weight_gradient(Update(POOL, False, 1, 0), self.patches, self.spread, self.first_product)
+        return self.first_product.sum(0)[: len(w), 0, :size].view_as(w)
 
 
 def _weights_like(w: Tensor, found: Tensor) -> Tensor:

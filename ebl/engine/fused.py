@@ -66,7 +66,7 @@ class Fused:
         self.device = net.biases[0].device
         self.kernels = Kernels(self.device)
         self.num_hidden = len(net.links) - 1
-        count = self.num_hidden if self.device.type == "cuda" else 0
+        count = self.num_hidden + 2 if self.device.type == "cuda" else 0
         self.sides = [torch.cuda.Stream(self.device) for _ in range(count)]
         self.shapes = [_map_shape(link.shape) for link in net.links[:-1]]  # (H, W, C), C a multiple of 8
         self.ops = [_product(link) for link in net.links[:-1]]
@@ -212,7 +212,7 @@ class Fused:
     def relax(self, phase: Phase, iterations: int, omegas: Tensor) -> None:
         """Settle; omegas holds a factor for each group of each iteration. The unpooled maps of the layers that do not move
         first must be valid: zeros or a refresh does it."""
-        self._iterate(iterations, self.groups(), omegas, lambda k, omega, last: self._move(phase, k, omega, last))
+        self._iterate(iterations, self.groups(), omegas, lambda *how: self._move(phase, *how))
 
     @torch.no_grad()
     def perturb(
@@ -234,11 +234,12 @@ class Fused:
         else:
             perturbed.heard.zero_()
 
-        def move(k: int, omega: Tensor, last: bool) -> None:
+        def move(k: int, omega: Tensor, last: bool, lanes: Lanes) -> None:
             if k == self.num_hidden:
+                lanes.after(k - 1)
                 self._move_output(phase, perturbed, omega, betas, targets)
             else:
-                self._deviate(perturbed, k, omega)
+                self._deviate(perturbed, k, omega, lanes)
 
         self._iterate(iterations, self.groups(clamped), omegas, move)
         for k in self.early:  # their layers below have moved since
@@ -247,16 +248,18 @@ class Fused:
                 self.kernels.deviation(self.ops[k], below, w, None, perturbed.layers[k], None)
 
     def _iterate(
-        self, iterations: int, groups: list[list[int]], omegas: Tensor, move: Callable[[int, Tensor, bool], None]
+        self, iterations: int, groups: list[list[int]], omegas: Tensor, move: Callable[[int, Tensor, bool, Lanes], None]
     ) -> None:
+        """A layer waits for its neighbours and no other: layers of one colour, and of the next, fill the GPU together."""
+        lanes = Lanes(self.sides)
         for i in range(iterations):
             for g, group in enumerate(groups):
                 at = i * len(groups) + g
                 omega = omegas[at : at + 1]
-                for n, k in enumerate(reversed(group)):  # the smallest first: the others fill the GPU around them
-                    with self.aside(n) if n < len(group) - 1 else contextlib.nullcontext():
-                        move(k, omega, i == iterations - 1)
-                self.join(*range(len(group) - 1))
+                for k in reversed(group):
+                    with lanes.of(k):
+                        move(k, omega, i == iterations - 1, lanes)
+        lanes.join()
 
     def residual(self, phase: Phase) -> Tensor:
         """(B,): rms way of the worst block to where its update leads, as the last iteration met it."""
@@ -267,8 +270,9 @@ class Fused:
             rms.append((layer.gaps.sum((0, 2, 3)) / units).sqrt())
         return torch.stack([*rms, phase.output_gap]).amax(0)
 
-    def _move(self, phase: Phase, k: int, omega: Tensor, watch: bool) -> None:
+    def _move(self, phase: Phase, k: int, omega: Tensor, watch: bool, lanes: Lanes) -> None:
         """Update layer k of a free phase."""
+        lanes.after(k + 1 if k < self.num_hidden else k - 1)
         if k == self.num_hidden:
             self._move_output(phase, None, omega, None, None)
             return
@@ -283,6 +287,7 @@ class Fused:
             if not last:
                 op, x = self._down(k + 1, STORE), _upper(phase.layers[k + 1])
                 self.kernels.update(op, x, self.weights[k], t, None, None)
+            lanes.after(k - 1)
             self.kernels.update(self.ops[k], phase.layers[k - 1].hi, self.weights[k - 1], t, layer, omega, watch)
 
     def _rest(self, phase: Phase, perturbed: Perturbed) -> None:
@@ -303,8 +308,9 @@ class Fused:
                     self.kernels.update(op, x, self.weights[k], t, None, None)
                 self.kernels.rest(self.ops[k], phase.layers[k - 1].hi, self.weights[k - 1], t, layer)
 
-    def _deviate(self, perturbed: Perturbed, k: int, omega: Tensor) -> None:
+    def _deviate(self, perturbed: Perturbed, k: int, omega: Tensor, lanes: Lanes) -> None:
         """Update hidden layer k of perturbed phases."""
+        lanes.after(k + 1)
         layer, last = perturbed.layers[k], k == self.num_hidden - 1
         if k == 0 and last:
             hi, slack = (torch.cat([v.float(), v.float()]) for v in (layer.hi, layer.slack))
@@ -319,6 +325,7 @@ class Fused:
             if not last:
                 op, x = self._down(k + 1, STORE), _upper(perturbed.layers[k + 1])
                 self.kernels.update(op, x, self.weights[k], t, None, None)
+            lanes.after(k - 1)
             self.kernels.deviation(self.ops[k], perturbed.layers[k - 1].d, self.weights[k - 1], t, layer, omega)
 
     def _move_output(
@@ -354,6 +361,36 @@ class Fused:
         if self.sides:
             for n in ns:
                 torch.cuda.current_stream().wait_stream(self.sides[n])
+
+
+class Lanes:
+    """A stream for each layer, and what each waits for. Without streams, everything happens in the order it is asked for."""
+
+    def __init__(self, streams: Sequence[torch.cuda.Stream]):
+        self.streams = streams
+        self.moved: dict[int, torch.cuda.Event] = {}  # when a layer was moved last
+
+    @contextlib.contextmanager
+    def of(self, k: int) -> Iterator[None]:
+        """Move layer k here."""
+        if not self.streams:
+            yield
+            return
+        if k not in self.moved:
+            self.streams[k].wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self.streams[k]):
+            yield
+            self.moved[k] = torch.cuda.Event()
+            self.moved[k].record()
+
+    def after(self, k: int) -> None:
+        """Wait until layer k has moved: it read our buffers, and we read its."""
+        if k in self.moved:
+            torch.cuda.current_stream().wait_event(self.moved[k])
+
+    def join(self) -> None:
+        for k in self.moved:
+            torch.cuda.current_stream().wait_stream(self.streams[k])
 
 
 def factors(schedule: Schedule, groups: int, iterations: int, device: torch.device) -> Tensor:

@@ -307,70 +307,48 @@ def deviation_kernel(
     BW: gl.constexpr = BB * WW
     b0, h0, w0, n0, _ = _place(HO, WO, N, BB, WW, BN)
     top, bottom = _convolve(xd, wd, b0, h0, w0, n0, CIN, C, K, PAD, DOWN, 1, BB, WW, BN, SA, SW)
-    cell: gl.constexpr = gl.BlockedLayout([1, 8], [256 // BN, BN // 8], [NW, 1], [1, 0])
-    rn = n0 + gl.arange(0, BN, gl.SliceLayout(0, cell))
-    if POOLS:
-        wide: gl.constexpr = gl.BlockedLayout([2, 8], [256 // BN, BN // 8], [NW, 1], [1, 0])
-        H: gl.constexpr = HO // 2
-        W: gl.constexpr = WO // 2
-        M: gl.constexpr = BW // 2
-        rm = gl.arange(0, M, gl.SliceLayout(1, cell))
-        b = b0 + rm // (WW // 2)
-        y = h0 // 2
-        x = w0 // 2 + rm % (WW // 2)
-        ok = (b < B)[:, None] & (rn < N)[None, :]
-        at = (((b % BASE) * HO + 2 * y) * WO + 2 * x)[:, None] * N + rn[None, :]
-        to = ((b * HO + 2 * y) * WO + 2 * x)[:, None] * N + rn[None, :]
-        c0, c1 = gl.convert_layout(top, wide).reshape([M, 2, BN]).permute((0, 2, 1)).split()
-        c2, c3 = gl.convert_layout(bottom, wide).reshape([M, 2, BN]).permute((0, 2, 1)).split()
-        a0 = gl.convert_layout(c0, cell)
-        a1 = gl.convert_layout(c1, cell)
-        a2 = gl.convert_layout(c2, cell)
-        a3 = gl.convert_layout(c3, cell)
-        if AVERAGE:
-            f = (a0 + a1 + a2 + a3) * 0.25
-            best = gl.zeros([M, BN], gl.int32, cell)
-        else:
-            was = gl.zeros([M, BN], gl.int32, cell)
-            if not REST:
-                v0 = gl.load(behind + at, mask=ok, other=0.0).to(gl.float32)
-                v1 = gl.load(behind + at + N, mask=ok, other=0.0).to(gl.float32)
-                v2 = gl.load(behind + at + WO * N, mask=ok, other=0.0).to(gl.float32)
-                v3 = gl.load(behind + at + WO * N + N, mask=ok, other=0.0).to(gl.float32)
-                was = gl.where(v0 == 0.0, 0, gl.where(v1 == 0.0, 1, gl.where(v2 == 0.0, 2, 3)))
-                a0 += v0
-                a1 += v1
-                a2 += v2
-                a3 += v3
-            f = gl.maximum(gl.maximum(a0, a1), gl.maximum(a2, a3))
-            best = gl.where(a0 == f, 0, gl.where(a1 == f, 1, gl.where(a2 == f, 2, 3)))
-            if REST:
-                gl.store(behind + at, _behind(a0, f, best == 0, SCALE, LIMIT, LEAST), mask=ok)
-                gl.store(behind + at + N, _behind(a1, f, best == 1, SCALE, LIMIT, LEAST), mask=ok)
-                gl.store(behind + at + WO * N, _behind(a2, f, best == 2, SCALE, LIMIT, LEAST), mask=ok)
-                gl.store(behind + at + WO * N + N, _behind(a3, f, best == 3, SCALE, LIMIT, LEAST), mask=ok)
-        new, h = _deviate(
-            f, b, y, x, rn, ok, hi, lo, slack, d, t, bias, omega, B, BASE, H, W, N, NUM_T, BIAS, UPDATE, REST, SCALE, LIMIT
-        )
-        zero = gl.zeros([M, BN], gl.float16, cell)
-        for p in gl.static_range(4):
-            shift = ((p // 2) * WO + p % 2) * N
-            if REST:
-                if AVERAGE:
-                    part = new * 0.25
-                    gl.store(u + at + shift, (h * 0.25).to(gl.float16), mask=ok)
-                else:
-                    part = gl.where(best == p, new, zero)
-                    gl.store(u + at + shift, gl.where(best == p, h, 0.0).to(gl.float16), mask=ok)
-                gl.store(du + at + shift, part, mask=ok)
-                gl.store(du + B.to(gl.int64) * (HO * WO * N) + at + shift, part, mask=ok)
-            elif AVERAGE:
-                gl.store(du + to + shift, new * 0.25, mask=ok)
-            else:
-                change = gl.where(best == p, new.to(gl.float32), 0.0)
-                change += gl.where(best == was, 0.0, gl.where(best == p, SCALE * h, gl.where(was == p, -SCALE * h, 0.0)))
-                gl.store(du + to + shift, change.to(gl.float16), mask=ok)
+    if POOLS:  # half of the channels after the other: all at once need more registers than there are
+        HALF: gl.constexpr = BN // 2
+        tops = top.reshape([BW, 2, HALF]).permute((0, 2, 1)).split()
+        bottoms = bottom.reshape([BW, 2, HALF]).permute((0, 2, 1)).split()
+        for i in gl.static_range(2):
+            _pool_deviations(
+                tops[i],
+                bottoms[i],
+                h0,
+                b0,
+                w0,
+                n0 + i * HALF,
+                hi,
+                lo,
+                slack,
+                d,
+                t,
+                bias,
+                omega,
+                behind,
+                u,
+                du,
+                B,
+                BASE,
+                HO,
+                WO,
+                N,
+                AVERAGE,
+                NUM_T,
+                BIAS,
+                UPDATE,
+                REST,
+                SCALE,
+                LIMIT,
+                LEAST,
+                BW,
+                WW,
+                HALF,
+            )
     else:
+        cell: gl.constexpr = gl.BlockedLayout([1, 8], [256 // BN, BN // 8], [NW, 1], [1, 0])
+        rn = n0 + gl.arange(0, BN, gl.SliceLayout(0, cell))
         rm = gl.arange(0, BW, gl.SliceLayout(1, cell))
         b = b0 + rm // WW
         ok = (b < B)[:, None] & (rn < N)[None, :]
@@ -402,6 +380,79 @@ def deviation_kernel(
                 SCALE,
                 LIMIT,
             )
+
+
+@gluon.jit
+def _pool_deviations(
+    top, bottom, h0, b0, w0, n0, hi, lo, slack, d, t, bias, omega, behind, u, du, B, BASE,
+    HO: gl.constexpr, WO: gl.constexpr, N: gl.constexpr, AVERAGE: gl.constexpr, NUM_T: gl.constexpr, BIAS: gl.constexpr,
+    UPDATE: gl.constexpr, REST: gl.constexpr, SCALE: gl.constexpr, LIMIT: gl.constexpr, LEAST: gl.constexpr,
+    BW: gl.constexpr, WW: gl.constexpr, BN: gl.constexpr,
+):  # fmt: skip
+    """From two rows of what came from below to the pooled layer: who wins, the move, and the unpooled map."""
+    NW: gl.constexpr = gl.num_warps()
+    cell: gl.constexpr = gl.BlockedLayout([1, 8], [256 // BN, BN // 8], [NW, 1], [1, 0])
+    rn = n0 + gl.arange(0, BN, gl.SliceLayout(0, cell))
+    wide: gl.constexpr = gl.BlockedLayout([2, 8], [256 // BN, BN // 8], [NW, 1], [1, 0])
+    H: gl.constexpr = HO // 2
+    W: gl.constexpr = WO // 2
+    M: gl.constexpr = BW // 2
+    rm = gl.arange(0, M, gl.SliceLayout(1, cell))
+    b = b0 + rm // (WW // 2)
+    y = h0 // 2
+    x = w0 // 2 + rm % (WW // 2)
+    ok = (b < B)[:, None] & (rn < N)[None, :]
+    at = (((b % BASE) * HO + 2 * y) * WO + 2 * x)[:, None] * N + rn[None, :]
+    to = ((b * HO + 2 * y) * WO + 2 * x)[:, None] * N + rn[None, :]
+    c0, c1 = gl.convert_layout(top, wide).reshape([M, 2, BN]).permute((0, 2, 1)).split()
+    c2, c3 = gl.convert_layout(bottom, wide).reshape([M, 2, BN]).permute((0, 2, 1)).split()
+    a0 = gl.convert_layout(c0, cell)
+    a1 = gl.convert_layout(c1, cell)
+    a2 = gl.convert_layout(c2, cell)
+    a3 = gl.convert_layout(c3, cell)
+    if AVERAGE:
+        f = (a0 + a1 + a2 + a3) * 0.25
+        best = gl.zeros([M, BN], gl.int32, cell)
+    else:
+        was = gl.zeros([M, BN], gl.int32, cell)
+        if not REST:
+            v0 = gl.load(behind + at, mask=ok, other=0.0).to(gl.float32)
+            v1 = gl.load(behind + at + N, mask=ok, other=0.0).to(gl.float32)
+            v2 = gl.load(behind + at + WO * N, mask=ok, other=0.0).to(gl.float32)
+            v3 = gl.load(behind + at + WO * N + N, mask=ok, other=0.0).to(gl.float32)
+            was = gl.where(v0 == 0.0, 0, gl.where(v1 == 0.0, 1, gl.where(v2 == 0.0, 2, 3)))
+            a0 += v0
+            a1 += v1
+            a2 += v2
+            a3 += v3
+        f = gl.maximum(gl.maximum(a0, a1), gl.maximum(a2, a3))
+        best = gl.where(a0 == f, 0, gl.where(a1 == f, 1, gl.where(a2 == f, 2, 3)))
+        if REST:
+            gl.store(behind + at, _behind(a0, f, best == 0, SCALE, LIMIT, LEAST), mask=ok)
+            gl.store(behind + at + N, _behind(a1, f, best == 1, SCALE, LIMIT, LEAST), mask=ok)
+            gl.store(behind + at + WO * N, _behind(a2, f, best == 2, SCALE, LIMIT, LEAST), mask=ok)
+            gl.store(behind + at + WO * N + N, _behind(a3, f, best == 3, SCALE, LIMIT, LEAST), mask=ok)
+    new, h = _deviate(
+        f, b, y, x, rn, ok, hi, lo, slack, d, t, bias, omega, B, BASE, H, W, N, NUM_T, BIAS, UPDATE, REST, SCALE, LIMIT
+    )
+    zero = gl.zeros([M, BN], gl.float16, cell)
+    for p in gl.static_range(4):
+        shift = ((p // 2) * WO + p % 2) * N
+        if REST:
+            if AVERAGE:
+                part = new * 0.25
+                gl.store(u + at + shift, (h * 0.25).to(gl.float16), mask=ok)
+            else:
+                part = gl.where(best == p, new, zero)
+                gl.store(u + at + shift, gl.where(best == p, h, 0.0).to(gl.float16), mask=ok)
+            gl.store(du + at + shift, part, mask=ok)
+            gl.store(du + B.to(gl.int64) * (HO * WO * N) + at + shift, part, mask=ok)
+        elif AVERAGE:
+            gl.store(du + to + shift, new * 0.25, mask=ok)
+        else:
+            change = gl.where(best == p, new.to(gl.float32), 0.0)
+            change += gl.where(best == was, 0.0, gl.where(best == p, SCALE * h, gl.where(was == p, -SCALE * h, 0.0)))
+            gl.store(du + to + shift, change.to(gl.float16), mask=ok)
 
 
 @gluon.jit

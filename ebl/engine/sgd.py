@@ -15,8 +15,11 @@ class Sgd:
         self.optimiser, self.parameters = optimiser, list(parameters)
         self.momentum = float(optimiser.param_groups[0]["momentum"])
         self.decay = float(optimiser.param_groups[0]["weight_decay"])
-        self.group_of = {id(p): group for group in optimiser.param_groups for p in group["params"]}
-        self.rates = [torch.zeros((), device=p.device) for p in self.parameters]
+        place = {id(p): i for i, p in enumerate(self.parameters)}
+        self.groups = [
+            ([place[id(p)] for p in group["params"]], torch.zeros((), device=self.parameters[0].device))
+            for group in optimiser.param_groups
+        ]
         self.read: list[float] = []
         self.buffers: list[Tensor] = []
         self.sync()
@@ -35,16 +38,31 @@ class Sgd:
                 self.optimiser.state[p]["momentum_buffer"] = kept
         else:
             self.buffers = found
-        rates = [float(self.group_of[id(p)]["lr"]) for p in self.parameters]
+        rates = [float(group["lr"]) for group in self.optimiser.param_groups]
         if rates != self.read:
             self.read = rates
-            for to, rate in zip(self.rates, rates, strict=True):
+            for (_, to), rate in zip(self.groups, rates, strict=True):
                 to.fill_(rate)
 
     @torch.no_grad()
     def apply(self, gradients: Sequence[Tensor]) -> None:
         """v <- momentum v + g + decay p; p <- p - rate v."""
-        grads = torch._foreach_add(list(gradients), self.parameters, alpha=self.decay)
-        torch._foreach_mul_(self.buffers, self.momentum)
-        torch._foreach_add_(self.buffers, grads)
-        torch._foreach_sub_(self.parameters, torch._foreach_mul(self.buffers, self.rates))
+        for places, rate in self.groups:
+            params, buffers = ([values[i] for i in places] for values in (self.parameters, self.buffers))
+            torch._fused_sgd_(
+                params,
+                [_laid_out_like(p, gradients[i]) for p, i in zip(params, places, strict=True)],
+                buffers,
+                weight_decay=self.decay,
+                momentum=self.momentum,
+                lr=rate,
+                dampening=0.0,
+                nesterov=False,
+                maximize=False,
+                is_first_step=False,
+            )
+
+
+def _laid_out_like(p: Tensor, g: Tensor) -> Tensor:
+    """The fused kernel walks through memory: all its partners must lie alike."""
+    return g if g.stride() == p.stride() else torch.empty_like(p).copy_(g)
