@@ -17,7 +17,7 @@ from ebl.costs import SquaredError
 from ebl.data.splits import seeded
 from ebl.engine import choose, gradient, make_stepper, not_fused
 from ebl.engine.choose import Kernels
-from ebl.engine.deviation import deviation_update, rest_update
+from ebl.engine.deviation import SCALE, deviation_update, rest_update
 from ebl.engine.fused import Fused
 from ebl.engine.graphs import Graphs
 from ebl.engine.kernels import CLAMP, POOL, STORE, Update, layer_update
@@ -209,9 +209,6 @@ def test_a_short_batch_starts_at_zero_and_its_empty_places_count_for_nothing():
 def test_gradients_from_a_state_are_the_rules_in_float64(config, rule):
     config = replace(config, rule=rule, beta=0.1)
     plain, _ = both(config)
-    with torch.no_grad():
-        for w in plain.net.weights:  # so that the 16-bit copies are exact and the perturbed phases alone are compared
-            w.copy_(w.half())
     fused = FusedStep(config, plain.net, plain.optimiser)
     x, y = next(plain.training.epoch(0))
     exact = copy.deepcopy(plain.net).double()
@@ -220,6 +217,10 @@ def test_gradients_from_a_state_are_the_rules_in_float64(config, rule):
     before = [p.detach().clone() for p in plain.net.parameters()]
     found = fused.gradients_from(x, y, start)
     assert all(torch.equal(p, q) for p, q in zip(plain.net.parameters(), before, strict=True))
+    if rule == "p-ep":  # its first phase is not perturbed: from an equilibrium of the unrounded network it stays where it is
+        for layer in fused.perturbed.layers:
+            off = layer.d[: len(x)].float() - SCALE * layer.lo.float()
+            assert float(off.abs().max()) < 3e-5 * SCALE
     given = Settled(tuple(s.double() for s in start), free.residual, free.iterations)
     target = as_target(y, given.state[-1])
     chosen = RULES[rule]
@@ -227,7 +228,7 @@ def test_gradients_from_a_state_are_the_rules_in_float64(config, rule):
     for a, b in zip(found, right, strict=True):
         assert a.shape == b.shape
         assert float(F.cosine_similarity(a.double().flatten(), b.flatten(), 0)) > 0.9999
-        assert float(a.norm() / b.norm()) == pytest.approx(1, abs=0.005)
+        assert float(a.norm() / b.norm()) == pytest.approx(1, abs=0.01)  # 11 bits, and slow modes that amplify
 
 
 def test_the_fused_state_is_the_plain_one_padded():

@@ -7,6 +7,7 @@ import dataclasses
 
 import pytest
 import torch
+import torch.nn.functional as F
 from nets import conv, inputs, random_state
 from torch import Tensor
 
@@ -266,6 +267,21 @@ def assert_same(found, right, names: tuple[str, ...]) -> None:
             torch.testing.assert_close(a.float(), b.float(), rtol=1.5e-3, atol=2e-4, msg=lambda m, name=name: f"{name}: {m}")
 
 
+@pytest.mark.parametrize("update", [layer_update, triton_update])
+@pytest.mark.parametrize("down", [False, True])
+def test_weights_in_two_halves_act_as_their_sum(update, down):
+    op, x, w, out = operands(STORE, down, SHAPES[1])
+    exact = randn(*w.shape) / 7  # what 16 bits leave out of it is 1e-5 of it
+    coarse = exact.half()
+    halved = torch.stack([coarse, (exact - coarse.float()).half()])
+    t = nothing(1, *out, dtype=torch.float32)
+    update(op, x, halved, t, None, None)
+    k = op.kernel_size
+    image, kernel = x.double().permute(0, 3, 1, 2), exact.double().view(-1, k, k, w.shape[2]).permute(0, 3, 1, 2)
+    right = (F.conv_transpose2d if down else F.conv2d)(image, kernel, padding=op.padding).permute(0, 2, 3, 1)
+    torch.testing.assert_close(t[0].double(), right, rtol=0, atol=5e-6)
+
+
 @DEVIATIONS
 def test_the_triton_kernels_of_perturbed_phases_follow_their_definitions(mode, down, average, shape):
     op, x, w, out = operands(mode, down, shape, average, times=2)
@@ -273,8 +289,9 @@ def test_the_triton_kernels_of_perturbed_phases_follow_their_definitions(mode, d
     right = deviation_for(op, out)
     found = copied(right)
     t = randn(1, *out)
-    rest_update(op, x[:batch], w, t, right)
-    triton_rest(op, x[:batch], w, t, found, SMALL)
+    halved = torch.stack([w, torch.randn_like(w) / 8])  # at rest, weights come in two halves
+    rest_update(op, x[:batch], halved, t, right)
+    triton_rest(op, x[:batch], halved, t, found, SMALL)
     written = ("slack", "d", "u", "du")
     assert_same(found, right, written if average else (*written, "behind"))  # an average has no winner to be behind of
     found = copied(right)

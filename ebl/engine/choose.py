@@ -86,7 +86,7 @@ class Kernels:
         return self.chosen[key]
 
     def _deviation_choice(self, op: Update, x: Tensor, w: Tensor) -> tuple[Callable[..., None], Callable[..., None]]:
-        key = ("deviation", op, x.shape, w.shape)
+        key = ("deviation", op, x.shape, w.shape[-3:])
         if key not in self.deviations:
             self.deviations[key] = self._checked_deviation(op, x, w)
         return self.deviations[key]
@@ -157,7 +157,7 @@ def _hopper_tiles(op: Update, x: Tensor, w: Tensor) -> list[HopperTiles]:
     from ebl.engine.hopper import HopperTiles
 
     height, width = op.map_size(x)
-    num_out = w.shape[2] if op.down else w.shape[0]
+    num_out = w.shape[-1] if op.down else w.shape[-3]
     tiles = -(-len(x) * height * width // 128) * -(-num_out // 128)  # of 128 positions by 128 channels
     units = torch.cuda.get_device_properties(x.device).multi_processor_count
     if tiles >= 1.5 * units:  # two on each unit: one computes while the other writes
@@ -181,10 +181,10 @@ def _hopper(device: torch.device) -> bool:
 def update_error(op: Update, x: Tensor, w: Tensor, function: UpdateFunction, parts: int) -> float:
     """The largest error of a kernel against the definition, on random numbers of the shapes of x and w."""
     x = torch.rand(x.shape, device=x.device).half()
-    w = (torch.randn(w.shape, device=w.device) / (w.shape[1] * x.shape[3]) ** 0.5).half()
+    w = (torch.randn(w.shape, device=w.device) / (w.shape[-2] * x.shape[3]) ** 0.5).half()
     height, width = op.map_size(x)
     shrink = 2 if op.mode == POOL else 1
-    shape = (len(x), height // shrink, width // shrink, w.shape[2] if op.down else w.shape[0])
+    shape = (len(x), height // shrink, width // shrink, w.shape[-1] if op.down else w.shape[-3])
     omega = torch.tensor([1.3], device=x.device)
     if op.mode == STORE:
         right, found = (torch.full((n, *shape), torch.nan, dtype=torch.float16, device=x.device) for n in (1, parts))
@@ -228,19 +228,22 @@ def random_layer(shape: tuple[int, ...], op: Update, device: torch.device) -> La
 
 
 def deviation_error(op: Update, x: Tensor, w: Tensor, rest: Callable[..., None], deviate: Callable[..., None]) -> float:
-    """The same for both kernels of perturbed phases, with the states of half as many examples as x has at rest."""
+    """The same for both kernels of perturbed phases, with the states of half as many examples as x has at rest.
+
+    What they start from is made of weights in two halves, the moves of the first one."""
     dev = x.device
     batch = max(1, len(x) // 2)
     x = torch.rand(2 * batch, *x.shape[1:], device=dev).half()
-    w = (torch.randn(w.shape, device=dev) / (w.shape[1] * x.shape[3]) ** 0.5).half()
+    halves = (torch.randn(2, *w.shape[-3:], device=dev) / (w.shape[-2] * x.shape[3]) ** 0.5).half()
+    w = halves[0]
     height, width = op.map_size(x)
     shrink = 2 if op.mode == POOL else 1
-    shape = (height // shrink, width // shrink, w.shape[2] if op.down else w.shape[0])
+    shape = (height // shrink, width // shrink, w.shape[-1] if op.down else w.shape[-3])
     right = random_deviation(batch, shape, op, dev)
     found = replace(right, **{name: v.clone() for name in WRITTEN if (v := getattr(right, name)) is not None})
     t = torch.randn(1, batch, *shape, device=dev)
-    deviation.rest_update(op, x[:batch], w, t, right)
-    rest(op, x[:batch], w, t, found)
+    deviation.rest_update(op, x[:batch], halves, t, right)
+    rest(op, x[:batch], halves, t, found)
     winners = ("u", "du") if op.average else ("u", "du", "behind")
     worst = _deviation_distance(found, right, ("slack", "d"), winners)
     for name in WRITTEN:

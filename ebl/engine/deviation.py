@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ebl.engine.available import tl, triton
-from ebl.engine.kernels import POOL, Tiles, Update, convolve
+from ebl.engine.kernels import POOL, Tiles, Update, convolve, halves_of
 
 if triton is not None:
     from ebl.engine.kernels import _product
@@ -43,7 +43,9 @@ class Deviation:
 
 
 def rest_update(op: Update, x: Tensor, w: Tensor, t: Tensor | None, layer: Deviation) -> None:
-    """The definition of the start: from the free states x below (or u above) to slack, behind, u; deviations begin at lo."""
+    """The definition of the start: from the free states x below (or u above) to slack, behind, u; deviations begin at lo.
+
+    Here the weights come in two halves, so that the slack is that of the network itself and not of its rounded weights."""
     z = convolve(op, x, w)
     where = None
     if op.mode == POOL:
@@ -133,7 +135,7 @@ def _launch(
 ) -> None:
     batch, height, width, channels_in = x.shape
     map_height, map_width = op.map_size(x)
-    num_out = w.shape[2] if op.down else w.shape[0]
+    num_out = w.shape[-1] if op.down else w.shape[-3]
     shrink = 2 if op.mode == POOL else 1
     cells = batch * (map_height // shrink) * (map_width // shrink)
     bn = max(16, min(tiles.channels, triton.next_power_of_2(num_out)))
@@ -154,8 +156,9 @@ def _launch(
         map_height,
         map_width,
         CIN=channels_in,
+        HALVES=halves_of(w),
         N=num_out,
-        PER_TAP=w.shape[2],
+        PER_TAP=w.shape[-1],
         K=op.kernel_size,
         PAD=op.kernel_size - 1 - op.padding if op.down else op.padding,
         DOWN=op.down,
@@ -205,10 +208,11 @@ if triton is not None:
 
     @triton.jit(do_not_specialize=["B", "BASE"], do_not_specialize_on_alignment=["omega"])
     def _deviation_kernel(x, w, hi, lo, slack, d, t, bias, omega, behind, u, du, B, BASE, HI, WI, HO, WO, CIN: tl.constexpr,
-                          N: tl.constexpr, PER_TAP: tl.constexpr, K: tl.constexpr, PAD: tl.constexpr, DOWN: tl.constexpr,
-                          POOLS: tl.constexpr, AVERAGE: tl.constexpr, NUM_T: tl.constexpr, BIAS: tl.constexpr,
-                          UPDATE: tl.constexpr, REST: tl.constexpr, SCALE: tl.constexpr, LIMIT: tl.constexpr,
-                          LEAST: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr):  # fmt: skip
+                          HALVES: tl.constexpr, N: tl.constexpr, PER_TAP: tl.constexpr, K: tl.constexpr, PAD: tl.constexpr,
+                          DOWN: tl.constexpr, POOLS: tl.constexpr, AVERAGE: tl.constexpr, NUM_T: tl.constexpr,
+                          BIAS: tl.constexpr, UPDATE: tl.constexpr, REST: tl.constexpr, SCALE: tl.constexpr,
+                          LIMIT: tl.constexpr, LEAST: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+                          BK: tl.constexpr):  # fmt: skip
         H = HO // 2 if POOLS else HO
         W = WO // 2 if POOLS else WO
         cell = tl.program_id(0) * BM + tl.arange(0, BM)
@@ -222,10 +226,10 @@ if triton is not None:
         base = (((b % BASE) * H + y) * W + z)[:, None] * N + rn[None, :]
         h = tl.load(hi + base, mask=ok, other=0.0).to(tl.float32)
         if POOLS:
-            a0 = _product(x, w, b, 2 * y, 2 * z, live, rn, HI, WI, CIN, N, PER_TAP, K, PAD, DOWN, BM, BN, BK)
-            a1 = _product(x, w, b, 2 * y, 2 * z + 1, live, rn, HI, WI, CIN, N, PER_TAP, K, PAD, DOWN, BM, BN, BK)
-            a2 = _product(x, w, b, 2 * y + 1, 2 * z, live, rn, HI, WI, CIN, N, PER_TAP, K, PAD, DOWN, BM, BN, BK)
-            a3 = _product(x, w, b, 2 * y + 1, 2 * z + 1, live, rn, HI, WI, CIN, N, PER_TAP, K, PAD, DOWN, BM, BN, BK)
+            a0 = _product(x, w, b, 2 * y, 2 * z, live, rn, HI, WI, CIN, HALVES, N, PER_TAP, K, PAD, DOWN, BM, BN, BK)
+            a1 = _product(x, w, b, 2 * y, 2 * z + 1, live, rn, HI, WI, CIN, HALVES, N, PER_TAP, K, PAD, DOWN, BM, BN, BK)
+            a2 = _product(x, w, b, 2 * y + 1, 2 * z, live, rn, HI, WI, CIN, HALVES, N, PER_TAP, K, PAD, DOWN, BM, BN, BK)
+            a3 = _product(x, w, b, 2 * y + 1, 2 * z + 1, live, rn, HI, WI, CIN, HALVES, N, PER_TAP, K, PAD, DOWN, BM, BN, BK)
             at = ((((b % BASE) * HO + 2 * y) * WO + 2 * z) * N)[:, None] + rn[None, :]
             to = (((b * HO + 2 * y) * WO + 2 * z) * N)[:, None] + rn[None, :]
             down = WO * N
@@ -247,7 +251,7 @@ if triton is not None:
                 w2 = (a2 == f) & ~w0 & ~w1
                 w3 = ~(w0 | w1 | w2)
         else:
-            f = _product(x, w, b, y, z, live, rn, HI, WI, CIN, N, PER_TAP, K, PAD, DOWN, BM, BN, BK)
+            f = _product(x, w, b, y, z, live, rn, HI, WI, CIN, HALVES, N, PER_TAP, K, PAD, DOWN, BM, BN, BK)
         if REST:
             g = f
             for i in tl.static_range(NUM_T):

@@ -2,7 +2,8 @@
 
 What it computes is what `ebl.relax` and `Hopfield.gradients` compute; buffers are changed in place, so that the whole can be
 recorded as a CUDA graph. Hidden layers meet in kernels; the readout is small and stays in float32. The image's drive is found
-once a batch, by a TF32 convolution, and kept in 16 bit: a change of it is the same in all phases.
+once a batch, in float32, and kept in 16 bit for the free phase. What the perturbed phases deviate from is found with weights
+and drive as they are: with rounded ones, a few images near a tipping point spoil the gradient's direction.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ class Perturbed:
 
     layers: list[Deviation]
     stored: list[Tensor | None]
-    at_rest: list[Tensor | None]  # the same for the free state, float32
+    at_rest: list[Tensor | None]  # the same for the free state, float32; the first one is the image's drive
     heard: Tensor
     output: Tensor
     output_gap: Tensor
@@ -70,11 +71,12 @@ class Fused:
         self.sides = [torch.cuda.Stream(self.device) for _ in range(count)]
         self.shapes = [_map_shape(link.shape) for link in net.links[:-1]]  # (H, W, C), C a multiple of 8
         self.ops = [_product(link) for link in net.links[:-1]]
-        self.weights: list[Tensor] = []
+        self.halves: list[Tensor] = []  # (2, N, taps, C) between hidden layers: 16-bit weights, and what 16 bits leave out
         for k in range(1, self.num_hidden):
             taps = self.ops[k].kernel_size ** 2
-            shape = (self.shapes[k][2], taps, self.shapes[k - 1][2])
-            self.weights.append(torch.zeros(shape, dtype=torch.float16, device=self.device))
+            shape = (2, self.shapes[k][2], taps, self.shapes[k - 1][2])
+            self.halves.append(torch.zeros(shape, dtype=torch.float16, device=self.device))
+        self.weights = [pair[0] for pair in self.halves]
         height, width, channels = self.shapes[-1]
         self.readout = torch.zeros(net.links[-1].shape[0], height * width * channels, device=self.device)
         self.biases = [torch.zeros(c, device=self.device) for _, _, c in self.shapes]
@@ -87,10 +89,11 @@ class Fused:
     def cast(self) -> None:
         """Take over the parameters: 16-bit copies for the products, the readout in the order of our maps."""
         for k in range(1, self.num_hidden):
-            to = self.weights[k - 1]
             w = self.net.weights[k]
             w = w.permute(0, 2, 3, 1).flatten(1, 2) if w.dim() == 4 else w.t()[:, None]
-            to[: w.shape[0], :, : w.shape[2]].copy_(w)
+            coarse, fine = self.halves[k - 1][:, : w.shape[0], :, : w.shape[2]]
+            coarse.copy_(w)
+            torch.sub(w, coarse, out=fine)
         height, width, padded = self.shapes[-1]
         w = self.net.weights[-1]
         channels = w.shape[0] // (height * width)
@@ -112,7 +115,8 @@ class Fused:
         drive = torch.zeros(1, batch, *self.shapes[0], dtype=self.drive_dtype, device=dev)
         heard = torch.zeros(1, batch, *self.shapes[-1], device=dev)
         output = torch.zeros(batch, self.net.links[-1].shape[0], device=dev)
-        return Phase(layers, self._stored(layers, batch, torch.float16), drive, heard, output, torch.zeros(batch, device=dev))
+        stored = self._stored(layers, batch, torch.float16, self.weights)
+        return Phase(layers, stored, drive, heard, output, torch.zeros(batch, device=dev))
 
     def perturbed(self, free: Phase) -> Perturbed:
         """Buffers of both perturbed phases. The free states stay where they are and are shared."""
@@ -131,32 +135,38 @@ class Fused:
         heard = torch.zeros(1, 2 * batch, *self.shapes[-1], device=dev)
         output = torch.zeros(2 * batch, *free.output.shape[1:], device=dev)
         gap = torch.zeros(2 * batch, device=dev)
-        stored = self._stored(layers, 2 * batch, torch.float16)
-        at_rest = self._stored(free.layers, batch, torch.float32)
+        stored = self._stored(layers, 2 * batch, torch.float16, self.weights)
+        at_rest = self._stored(free.layers, batch, torch.float32, self.halves)
+        at_rest[0] = torch.zeros(1, batch, *self.shapes[0], device=dev)
         return Perturbed(layers, stored, at_rest, heard, output, gap, free.output)
 
-    def _stored(self, layers: Sequence[Layer] | Sequence[Deviation], batch: int, dtype: torch.dtype) -> list[Tensor | None]:
+    def _stored(
+        self, layers: Sequence[Layer] | Sequence[Deviation], batch: int, dtype: torch.dtype, weights: list[Tensor]
+    ) -> list[Tensor | None]:
         found: list[Tensor | None] = []
         for k, shape in enumerate(self.shapes):
             t = None
             if 0 < k < self.num_hidden - 1:
                 x = _upper(layers[k + 1])
-                parts = self.kernels.parts(self._down(k + 1, STORE), x, self.weights[k])
+                parts = self.kernels.parts(self._down(k + 1, STORE), x, weights[k])
                 t = torch.zeros(parts, batch, *shape, dtype=dtype, device=self.device)
             found.append(t)
         return found
 
     @torch.no_grad()
-    def drive(self, x: Tensor, phase: Phase) -> Tensor | None:
+    def drive(self, x: Tensor, phase: Phase, perturbed: Perturbed | None = None) -> Tensor | None:
         """Fill the phase's drive from the images; which positions won, as `spread` wants them, or None."""
         link, w, b = self.net.links[0], self.net.weights[0], self.net.biases[0]
-        if not isinstance(link, Conv):
-            phase.drive[0, ..., : len(b)].copy_(maps_of(link.up(w, b, x)[0]))
-            return None
-        pooled, indices = link.up(w, None, x)
-        maps = maps_of(pooled)
-        phase.drive[0, ..., : len(b)].copy_(maps + b)
-        if indices is None:
+        if isinstance(link, Conv):
+            with torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
+                pooled, indices = link.up(w, None, x)
+            maps = maps_of(pooled) + b
+        else:
+            maps, indices = maps_of(link.up(w, b, x)[0]), None
+        phase.drive[0, ..., : len(b)].copy_(maps)
+        if perturbed is not None and perturbed.at_rest[0] is not None:
+            perturbed.at_rest[0][0, ..., : len(b)].copy_(maps)
+        if indices is None or not isinstance(link, Conv):
             return None
         width = link.map_size[1]
         at = maps_of(indices)
@@ -292,21 +302,23 @@ class Fused:
 
     def _rest(self, phase: Phase, perturbed: Perturbed) -> None:
         """What the perturbed phases need to know of the free state, from the top layer down; deviations at their start."""
+        drive = perturbed.at_rest[0]
         for k in reversed(range(self.num_hidden)):
             layer, last = perturbed.layers[k], k == self.num_hidden - 1
             if k == 0 and last:
-                f = phase.drive[0].float() + phase.heard[0]
+                assert drive is not None
+                f = drive[0] + phase.heard[0]
                 layer.slack.copy_((SCALE * (f - layer.hi.float())).clamp(-LIMIT, LIMIT))
                 layer.d.copy_(torch.cat([SCALE * layer.lo.float()] * 2))
             elif k == 0:
                 op, x = self._down(1, CLAMP), _upper(phase.layers[1])
-                self.kernels.rest(op, x, self.weights[0], phase.drive, layer)
+                self.kernels.rest(op, x, self.halves[0], drive, layer)
             else:
                 t = phase.heard if last else perturbed.at_rest[k]
                 if not last:
                     op, x = self._down(k + 1, STORE), _upper(phase.layers[k + 1])
-                    self.kernels.update(op, x, self.weights[k], t, None, None)
-                self.kernels.rest(self.ops[k], phase.layers[k - 1].hi, self.weights[k - 1], t, layer)
+                    self.kernels.update(op, x, self.halves[k], t, None, None)
+                self.kernels.rest(self.ops[k], phase.layers[k - 1].hi, self.halves[k - 1], t, layer)
 
     def _deviate(self, perturbed: Perturbed, k: int, omega: Tensor, lanes: Lanes) -> None:
         """Update hidden layer k of perturbed phases."""

@@ -25,7 +25,7 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from ebl.engine.deviation import LEAST, LIMIT, SCALE, Deviation
-from ebl.engine.kernels import POOL, STORE, Layer, Update
+from ebl.engine.kernels import POOL, STORE, Layer, Update, halves_of
 
 BK = gl.constexpr(64)
 PDL = True  # a kernel may fetch its weights while the one before it ends
@@ -39,7 +39,8 @@ def _larger(v1, k1, v2, k2):
 
 
 @gluon.jit
-def _load_a(xd, bars, ring, stage, J, row, b0, col, K: gl.constexpr, SA: gl.constexpr, BB: gl.constexpr, WW: gl.constexpr):
+def _load_a(xd, bars, ring, stage, J, row, b0, col, K: gl.constexpr, KC: gl.constexpr, SA: gl.constexpr, BB: gl.constexpr,
+            WW: gl.constexpr):  # fmt: skip
     """Ask for the box of the input that serves stage `stage` = (channels, column of the kernel)."""
     slot = stage % SA
     bar = bars.index(slot)
@@ -47,7 +48,7 @@ def _load_a(xd, bars, ring, stage, J, row, b0, col, K: gl.constexpr, SA: gl.cons
     pred = stage < J
     mbarrier.expect(bar, (K + 1) * BB * WW * BK * 2, pred)
     box = ring.index(slot * (K + 1))._reinterpret(gl.float16, [K + 1, BB, WW, BK], layout)
-    tma.async_copy_global_to_shared(xd, [row, b0, col + stage % K, (stage // K) * BK], bar, box, pred)
+    tma.async_copy_global_to_shared(xd, [row, b0, col + stage % K, (stage // K) % KC * BK], bar, box, pred)
 
 
 @gluon.jit
@@ -61,6 +62,8 @@ def _load_w(
     first,
     K: gl.constexpr,
     C: gl.constexpr,
+    ROWS: gl.constexpr,
+    KC: gl.constexpr,
     DOWN: gl.constexpr,
     BN: gl.constexpr,
     SW: gl.constexpr,
@@ -70,28 +73,30 @@ def _load_w(
     bar = bars.index(slot)
     pred = step < steps
     at = step + first * K
-    kc = at // (K * K)
+    row = (at // (K * K * KC)) * ROWS  # where this half of the weights begins
+    kc = at // (K * K) % KC
     dw = (at // K) % K
     dh = at % K
     mbarrier.expect(bar, BK * BN * 2, pred)
     if DOWN:
         tap = (K - 1 - dh) * K + (K - 1 - dw)
-        tma.async_copy_global_to_shared(wd, [kc * BK, tap * C + n0], bar, ring.index(slot), pred)
+        tma.async_copy_global_to_shared(wd, [row + kc * BK, tap * C + n0], bar, ring.index(slot), pred)
     else:
-        tma.async_copy_global_to_shared(wd, [n0, (dh * K + dw) * C + kc * BK], bar, ring.index(slot), pred)
+        tma.async_copy_global_to_shared(wd, [row + n0, (dh * K + dw) * C + kc * BK], bar, ring.index(slot), pred)
 
 
 @gluon.jit
 def _convolve(
     xd, wd, b0, h0, w0, n0,
-    CIN: gl.constexpr, C: gl.constexpr, K: gl.constexpr, PAD: gl.constexpr, DOWN: gl.constexpr,
-    SPLIT: gl.constexpr, BB: gl.constexpr, WW: gl.constexpr, BN: gl.constexpr, SA: gl.constexpr, SW: gl.constexpr,
+    CIN: gl.constexpr, C: gl.constexpr, ROWS: gl.constexpr, HALVES: gl.constexpr, K: gl.constexpr, PAD: gl.constexpr,
+    DOWN: gl.constexpr, SPLIT: gl.constexpr, BB: gl.constexpr, WW: gl.constexpr, BN: gl.constexpr, SA: gl.constexpr,
+    SW: gl.constexpr,
 ):  # fmt: skip
     """Two rows of the map: top and bottom, each (examples and columns, channels)."""
     NW: gl.constexpr = gl.num_warps()
     BW: gl.constexpr = BB * WW
     KC: gl.constexpr = (CIN + BK - 1) // BK
-    J: gl.constexpr = KC * K // SPLIT  # stages of A here
+    J: gl.constexpr = HALVES * KC * K // SPLIT  # stages of A here
     STEPS: gl.constexpr = J * K
     first = gl.program_id(1) * J
 
@@ -105,10 +110,10 @@ def _convolve(
     for i in gl.static_range(SW):
         mbarrier.init(bars_w.index(i), count=1)
     for i in gl.static_range(SW):  # the weights do not wait for the kernel before this one
-        _load_w(wd, bars_w, ring_w, i, STEPS, n0, first, K, C, DOWN, BN, SW)
+        _load_w(wd, bars_w, ring_w, i, STEPS, n0, first, K, C, ROWS, KC, DOWN, BN, SW)
     gdc_wait()
     for i in gl.static_range(SA):
-        _load_a(xd, bars_a, ring_a, i + first, J + first, h0 - PAD, b0, w0 - PAD, K, SA, BB, WW)
+        _load_a(xd, bars_a, ring_a, i + first, J + first, h0 - PAD, b0, w0 - PAD, K, KC, SA, BB, WW)
 
     mma: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [NW, 1], [16, BN, 16])
     acc = warpgroup_mma_init(gl.zeros([2 * BW, BN], gl.float32, mma))
@@ -125,9 +130,9 @@ def _convolve(
             # the product before this one is done: its places are free
             if dh == 0:
                 if j > 0:
-                    _load_a(xd, bars_a, ring_a, j - 1 + SA + first, J + first, h0 - PAD, b0, w0 - PAD, K, SA, BB, WW)
+                    _load_a(xd, bars_a, ring_a, j - 1 + SA + first, J + first, h0 - PAD, b0, w0 - PAD, K, KC, SA, BB, WW)
             if step > 0:
-                _load_w(wd, bars_w, ring_w, step - 1 + SW, STEPS, n0, first, K, C, DOWN, BN, SW)
+                _load_w(wd, bars_w, ring_w, step - 1 + SW, STEPS, n0, first, K, C, ROWS, KC, DOWN, BN, SW)
     z = warpgroup_mma_wait(0, deps=(acc,))
     gdc_launch_dependents()
     for i in gl.static_range(SA):
@@ -155,6 +160,7 @@ def conv_kernel(
     B,
     HO: gl.constexpr, WO: gl.constexpr,  # the map the convolution makes
     CIN: gl.constexpr, N: gl.constexpr, C: gl.constexpr,  # channels in and out; C: channels of a tap in w
+    ROWS: gl.constexpr, HALVES: gl.constexpr,  # of the weights
     K: gl.constexpr, PAD: gl.constexpr, DOWN: gl.constexpr,
     MODE: gl.constexpr, AVERAGE: gl.constexpr, NUM_T: gl.constexpr, BIAS: gl.constexpr, UPDATE: gl.constexpr,
     WATCH: gl.constexpr, SPLIT: gl.constexpr, BB: gl.constexpr, WW: gl.constexpr, BN: gl.constexpr,
@@ -163,7 +169,7 @@ def conv_kernel(
     NW: gl.constexpr = gl.num_warps()
     BW: gl.constexpr = BB * WW
     b0, h0, w0, n0, pn = _place(HO, WO, N, BB, WW, BN)
-    top, bottom = _convolve(xd, wd, b0, h0, w0, n0, CIN, C, K, PAD, DOWN, SPLIT, BB, WW, BN, SA, SW)
+    top, bottom = _convolve(xd, wd, b0, h0, w0, n0, CIN, C, ROWS, HALVES, K, PAD, DOWN, SPLIT, BB, WW, BN, SA, SW)
     mma: gl.constexpr = top.type.layout
     if MODE == 2:
         col = gl.arange(0, BW, gl.SliceLayout(1, mma))
@@ -297,16 +303,17 @@ def _finish(
 def deviation_kernel(
     xd, wd, hi, lo, slack, d, t, bias, omega, behind, u, du,
     B, BASE,
-    HO: gl.constexpr, WO: gl.constexpr, CIN: gl.constexpr, N: gl.constexpr, C: gl.constexpr,
-    K: gl.constexpr, PAD: gl.constexpr, DOWN: gl.constexpr, POOLS: gl.constexpr, AVERAGE: gl.constexpr, NUM_T: gl.constexpr,
-    BIAS: gl.constexpr, UPDATE: gl.constexpr, REST: gl.constexpr, SCALE: gl.constexpr, LIMIT: gl.constexpr, LEAST: gl.constexpr,
-    BB: gl.constexpr, WW: gl.constexpr, BN: gl.constexpr, SA: gl.constexpr, SW: gl.constexpr,
+    HO: gl.constexpr, WO: gl.constexpr, CIN: gl.constexpr, N: gl.constexpr, C: gl.constexpr, ROWS: gl.constexpr,
+    HALVES: gl.constexpr, K: gl.constexpr, PAD: gl.constexpr, DOWN: gl.constexpr, POOLS: gl.constexpr, AVERAGE: gl.constexpr,
+    NUM_T: gl.constexpr, BIAS: gl.constexpr, UPDATE: gl.constexpr, REST: gl.constexpr, SCALE: gl.constexpr,
+    LIMIT: gl.constexpr, LEAST: gl.constexpr, BB: gl.constexpr, WW: gl.constexpr, BN: gl.constexpr, SA: gl.constexpr,
+    SW: gl.constexpr,
 ):  # fmt: skip
     """`rest_update` and `deviation_update` of ebl.engine.deviation."""
     NW: gl.constexpr = gl.num_warps()
     BW: gl.constexpr = BB * WW
     b0, h0, w0, n0, _ = _place(HO, WO, N, BB, WW, BN)
-    top, bottom = _convolve(xd, wd, b0, h0, w0, n0, CIN, C, K, PAD, DOWN, 1, BB, WW, BN, SA, SW)
+    top, bottom = _convolve(xd, wd, b0, h0, w0, n0, CIN, C, ROWS, HALVES, K, PAD, DOWN, 1, BB, WW, BN, SA, SW)
     if POOLS:  # half of the channels after the other: all at once need more registers than there are
         HALF: gl.constexpr = BN // 2
         tops = top.reshape([BW, 2, HALF]).permute((0, 2, 1)).split()
@@ -575,7 +582,7 @@ def fits(op: Update, x: Tensor, w: Tensor, tiles: HopperTiles) -> bool:
         and map_height % 2 == 0
         and map_width % 2 == 0
         and x.shape[3] % 8 == 0
-        and w.shape[2] % 8 == 0
+        and w.shape[-1] % 8 == 0
         and chunks % tiles.parts == 0
         and (tiles.parts == 1 or op.mode == STORE)
     )
@@ -659,7 +666,7 @@ def _describe(op: Update, x: Tensor, w: Tensor, tiles: HopperTiles) -> tuple[Any
     """TMA descriptors of input and weights, the number of tiles, and what both kernels want to know of the shapes."""
     batch, height, width, channels_in = x.shape
     map_height, map_width = op.map_size(x)
-    num_out = w.shape[2] if op.down else w.shape[0]
+    num_out = w.shape[-1] if op.down else w.shape[-3]
     pairs = 16 * tiles.warps
     ww = min(map_width & -map_width, pairs)
     bb = pairs // ww
@@ -667,15 +674,17 @@ def _describe(op: Update, x: Tensor, w: Tensor, tiles: HopperTiles) -> tuple[Any
     box, tile = [k + 1, bb, ww, 64], [64, tiles.channels] if op.down else [tiles.channels, 64]
     strides = [width * channels_in, height * width * channels_in, channels_in, 1]
     xd = TensorDescriptor(x, [height, batch, width, channels_in], strides, box, gl.NVMMASharedLayout(128, 16, 4))
-    row = k * k * w.shape[2]
-    wd = TensorDescriptor(w, [w.shape[0], row], [row, 1], tile, gl.NVMMASharedLayout(128, 16, 2))
+    row = k * k * w.shape[-1]
+    wd = TensorDescriptor(w, [w.numel() // row, row], [row, 1], tile, gl.NVMMASharedLayout(128, 16, 2))
     grid = -(-batch // bb) * (map_height // 2) * (map_width // ww) * -(-num_out // tiles.channels)
     shape = {
         "HO": map_height,
         "WO": map_width,
         "CIN": channels_in,
         "N": num_out,
-        "C": w.shape[2],
+        "C": w.shape[-1],
+        "ROWS": w.shape[-3],
+        "HALVES": halves_of(w),
         "K": k,
         "PAD": k - 1 - op.padding if op.down else op.padding,
         "DOWN": op.down,

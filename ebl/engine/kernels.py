@@ -54,7 +54,8 @@ class Layer:
 def layer_update(
     op: Update, x: Tensor, w: Tensor, t: Tensor | None, layer: Layer | None, omega: Tensor | None, watch: bool = False
 ) -> None:
-    """The definition. w is (N, taps, C) float16, N above and C below; t is (parts, B, H, W, channels), float32 or float16.
+    """The definition. w is (N, taps, C) float16, N above and C below, or two
+    halves of that; t is (parts, B, H, W, channels), float32 or float16.
 
     With f the field, s <- clamp(s + omega (clamp(f) - s)) goes to layer.hi and layer.lo, its unpooled map to layer.u. Without
     an omega the state stays, and only u is made anew. `watch` fills layer.gaps.
@@ -97,11 +98,19 @@ def move_towards(layer: Layer, f: Tensor, omega: Tensor, watch: bool) -> None:
 
 
 def convolve(op: Update, x: Tensor, w: Tensor) -> Tensor:
-    """(B, C, H, W) float32: the convolution of 16-bit operands, or its transpose, in exact products."""
+    """(B, C, H, W) float32: the convolution of 16-bit operands, or its transpose, in exact products.
+
+    Weights may come in two halves, (2, N, taps, C): what 16 bits hold, and what they leave out."""
+    if w.dim() == 4:
+        return convolve(op, x, w[0]) + convolve(op, x, w[1])
     k = op.kernel_size
     weights = w.float().view(w.shape[0], k, k, w.shape[2]).permute(0, 3, 1, 2)
     conv = F.conv_transpose2d if op.down else F.conv2d
     return conv(x.float().permute(0, 3, 1, 2), weights, padding=op.padding)
+
+
+def halves_of(w: Tensor) -> int:
+    return len(w) if w.dim() == 4 else 1
 
 
 @dataclass(frozen=True)
@@ -129,7 +138,7 @@ def triton_update(
     tiles = tiles or Tiles()
     batch, height, width, channels_in = x.shape
     map_height, map_width = op.map_size(x)
-    num_out, per_tap = (w.shape[2], w.shape[2]) if op.down else (w.shape[0], w.shape[2])
+    num_out, per_tap = w.shape[-1] if op.down else w.shape[-3], w.shape[-1]
     shrink = 2 if op.mode == POOL else 1
     cells = batch * (map_height // shrink) * (map_width // shrink)
     bn = max(SLOTS, min(tiles.channels, triton.next_power_of_2(num_out)))
@@ -146,6 +155,7 @@ def triton_update(
         map_height,
         map_width,
         CIN=channels_in,
+        HALVES=halves_of(w),
         N=num_out,
         PER_TAP=per_tap,
         K=op.kernel_size,
@@ -170,14 +180,17 @@ def triton_update(
 if triton is not None:
 
     @triton.jit
-    def _product(x, w, b, y, z, live, rn, HI, WI, CIN: tl.constexpr, N: tl.constexpr, PER_TAP: tl.constexpr, K: tl.constexpr,
-                 PAD: tl.constexpr, DOWN: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr):  # fmt: skip
+    def _product(x, w, b, y, z, live, rn, HI, WI, CIN: tl.constexpr, HALVES: tl.constexpr, N: tl.constexpr,
+                 PER_TAP: tl.constexpr, K: tl.constexpr, PAD: tl.constexpr, DOWN: tl.constexpr, BM: tl.constexpr,
+                 BN: tl.constexpr, BK: tl.constexpr):  # fmt: skip
         """conv(x) at the positions (b, y, z) and the channels rn."""
         acc = tl.zeros((BM, BN), tl.float32)
         chunks: tl.constexpr = (CIN + BK - 1) // BK
         rk = tl.arange(0, BK)
-        for k in range(0, K * K * chunks):
-            tap = k // chunks
+        half: tl.constexpr = (CIN if DOWN else N) * K * K * PER_TAP
+        for k in range(0, HALVES * K * K * chunks):
+            tap = (k // chunks) % (K * K)
+            wk = w + (k // (chunks * K * K)) * half
             c = (k % chunks) * BK + rk
             yy = y + tap // K - PAD
             zz = z + tap % K - PAD
@@ -191,14 +204,15 @@ if triton is not None:
                 at = (c * (K * K) + (K * K - 1 - tap))[:, None] * PER_TAP + rn[None, :]
             else:
                 at = (rn * (K * K) + tap)[None, :] * PER_TAP + c[:, None]
-            acc = tl.dot(a, tl.load(w + at, mask=(c < CIN)[:, None] & (rn < N)[None, :], other=0.0), acc)
+            acc = tl.dot(a, tl.load(wk + at, mask=(c < CIN)[:, None] & (rn < N)[None, :], other=0.0), acc)
         return acc
 
     @triton.jit(do_not_specialize=["B"], do_not_specialize_on_alignment=["omega"])
-    def _update_kernel(x, w, t, bias, hi, lo, u, omega, gaps, B, HI, WI, HO, WO, CIN: tl.constexpr, N: tl.constexpr,
-                       PER_TAP: tl.constexpr, K: tl.constexpr, PAD: tl.constexpr, DOWN: tl.constexpr, MODE: tl.constexpr,
-                       AVERAGE: tl.constexpr, NUM_T: tl.constexpr, BIAS: tl.constexpr, UPDATE: tl.constexpr,
-                       WATCH: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr):  # fmt: skip
+    def _update_kernel(x, w, t, bias, hi, lo, u, omega, gaps, B, HI, WI, HO, WO, CIN: tl.constexpr, HALVES: tl.constexpr,
+                       N: tl.constexpr, PER_TAP: tl.constexpr, K: tl.constexpr, PAD: tl.constexpr, DOWN: tl.constexpr,
+                       MODE: tl.constexpr, AVERAGE: tl.constexpr, NUM_T: tl.constexpr, BIAS: tl.constexpr,
+                       UPDATE: tl.constexpr, WATCH: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+                       BK: tl.constexpr):  # fmt: skip
         H = HO // 2 if MODE == 2 else HO
         W = WO // 2 if MODE == 2 else WO
         cell = tl.program_id(0) * BM + tl.arange(0, BM)
@@ -208,16 +222,16 @@ if triton is not None:
         b = cell // (W * H)
         live = b < B
         if MODE == 2:
-            a0 = _product(x, w, b, 2 * y, 2 * z, live, rn, HI, WI, CIN, N, PER_TAP, K, PAD, DOWN, BM, BN, BK)
-            a1 = _product(x, w, b, 2 * y, 2 * z + 1, live, rn, HI, WI, CIN, N, PER_TAP, K, PAD, DOWN, BM, BN, BK)
-            a2 = _product(x, w, b, 2 * y + 1, 2 * z, live, rn, HI, WI, CIN, N, PER_TAP, K, PAD, DOWN, BM, BN, BK)
-            a3 = _product(x, w, b, 2 * y + 1, 2 * z + 1, live, rn, HI, WI, CIN, N, PER_TAP, K, PAD, DOWN, BM, BN, BK)
+            a0 = _product(x, w, b, 2 * y, 2 * z, live, rn, HI, WI, CIN, HALVES, N, PER_TAP, K, PAD, DOWN, BM, BN, BK)
+            a1 = _product(x, w, b, 2 * y, 2 * z + 1, live, rn, HI, WI, CIN, HALVES, N, PER_TAP, K, PAD, DOWN, BM, BN, BK)
+            a2 = _product(x, w, b, 2 * y + 1, 2 * z, live, rn, HI, WI, CIN, HALVES, N, PER_TAP, K, PAD, DOWN, BM, BN, BK)
+            a3 = _product(x, w, b, 2 * y + 1, 2 * z + 1, live, rn, HI, WI, CIN, HALVES, N, PER_TAP, K, PAD, DOWN, BM, BN, BK)
             if AVERAGE:
                 f = (a0 + a1 + a2 + a3) * 0.25
             else:
                 f = tl.maximum(tl.maximum(a0, a1), tl.maximum(a2, a3))
         else:
-            f = _product(x, w, b, y, z, live, rn, HI, WI, CIN, N, PER_TAP, K, PAD, DOWN, BM, BN, BK)
+            f = _product(x, w, b, y, z, live, rn, HI, WI, CIN, HALVES, N, PER_TAP, K, PAD, DOWN, BM, BN, BK)
         ok = live[:, None] & (rn < N)[None, :]
         o = cell[:, None] * N + rn[None, :]
         if MODE == 0:

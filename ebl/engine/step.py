@@ -115,7 +115,7 @@ class FusedStep:
     def _body(self, iterations: int) -> None:
         fused, free = self.fused, self.free
         target = F.one_hot(self.y, free.output.shape[1]).float()
-        extra = fused.drive(self.x, free)
+        extra = fused.drive(self.x, free, self.perturbed)
         if self.config.start == "carry":
             fused.refresh(free)
         else:
@@ -143,7 +143,7 @@ class FusedStep:
         """The rule's estimate for a whole batch from a given free state; nothing is trained."""
         self._take(x, y, torch.Generator())
         self.carried = state
-        extra = self.fused.drive(self.x, self.free)
+        extra = self.fused.drive(self.x, self.free, self.perturbed)
         self.fused.refresh(self.free)
         return self._perturb(F.one_hot(self.y, self.free.output.shape[1]).float(), extra)
 
