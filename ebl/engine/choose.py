@@ -99,7 +99,7 @@ class Kernels:
         if _hopper(self.device):
             from ebl.engine.hopper import fits, hopper_deviation, hopper_rest
 
-            for tiles in _hopper_tiles(op, x, w):
+            for tiles in _hopper_tiles(op, x, w, deviation=True):
                 if fits(op, x, w, tiles):
                     kernels_pair = (partial(hopper_rest, tiles=tiles), partial(hopper_deviation, tiles=tiles))
                     found.append((f"hopper {tiles.warps}x{tiles.channels}", kernels_pair))
@@ -153,15 +153,17 @@ def _candidates(op: Update, x: Tensor, w: Tensor) -> Iterator[tuple[str, UpdateF
     yield "triton", kernels.triton_update, 1
 
 
-def _hopper_tiles(op: Update, x: Tensor, w: Tensor) -> list[HopperTiles]:
+def _hopper_tiles(op: Update, x: Tensor, w: Tensor, deviation: bool = False) -> list[HopperTiles]:
+    """Large tiles fetch their weights less often; where much is written, two smaller ones on a unit take turns at it."""
     from ebl.engine.hopper import HopperTiles
 
     height, width = op.map_size(x)
     num_out = w.shape[-1] if op.down else w.shape[-3]
     tiles = -(-len(x) * height * width // 128) * -(-num_out // 128)  # of 128 positions by 128 channels
     units = torch.cuda.get_device_properties(x.device).multi_processor_count
-    if tiles >= 1.5 * units:  # two on each unit: one computes while the other writes
-        return [HopperTiles(4, 128, 2, 3), HopperTiles(8, 128, 2, 4)]
+    if tiles >= 1.5 * units:
+        pair, single = HopperTiles(4, 128, 2, 3), HopperTiles(8, 128, 2, 4)
+        return [pair, single] if deviation else [single, pair]
     if tiles >= 0.75 * units:
         return [HopperTiles(4, 128, 3, 4), HopperTiles(4, 128, 2, 3)]
     return [HopperTiles(4, 64, 3, 8), HopperTiles(4, 64, 2, 3)]
