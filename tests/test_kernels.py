@@ -22,6 +22,7 @@ from ebl.engine.deviation import (
     triton_deviation,
     triton_rest,
 )
+from ebl.engine.drive import triton_drive
 from ebl.engine.gradient import (
     column_sums,
     spread,
@@ -33,6 +34,7 @@ from ebl.engine.gradient import (
 from ebl.engine.kernels import CLAMP, POOL, SLOTS, STORE, Layer, Tiles, Update, layer_update, triton_update
 from ebl.engine.readout import readout, triton_readout
 from ebl.models.hopfield import ConvHopfield
+from ebl.models.links import Conv
 
 pytest.importorskip("triton")
 
@@ -265,6 +267,40 @@ def assert_same(found, right, names: tuple[str, ...]) -> None:
         a, b = getattr(found, name), getattr(right, name)
         if b is not None:
             torch.testing.assert_close(a.float(), b.float(), rtol=1.5e-3, atol=2e-4, msg=lambda m, name=name: f"{name}: {m}")
+
+
+@pytest.mark.parametrize("layout", [torch.channels_last, torch.contiguous_format])
+@pytest.mark.parametrize(
+    "link",
+    [
+        Conv((3, 8, 6), 7, 3, 1, "max"),
+        Conv((1, 4, 4), 20, 3, 1, "average"),
+        Conv((5, 8, 8), 16, 5, 2, "max"),
+        Conv((2, 10, 8), 9, 3, 0, "max"),
+    ],
+    ids=str,
+)
+def test_the_triton_drive_is_what_the_plain_path_computes(link, layout):
+    x = randn(3, *link.below_shape).contiguous(memory_format=layout)
+    x[0] = 0.5  # ties: the first position wins
+    w, b = randn(*link.weight_shape), randn(link.channels)
+    n, height, width = link.shape
+    coarse, exact = nothing(3, height, width, n + 3), nothing(3, height, width, n + 3, dtype=torch.float32)
+    where = torch.full(coarse.shape, 9, dtype=torch.uint8, device=DEVICE)
+    triton_drive(link, x, w, b, coarse, exact, where if link.pool == "max" else None)
+    z = F.conv2d(x.double(), w.double(), padding=link.padding)
+    pooled = F.avg_pool2d(z, 2) if link.pool == "average" else F.max_pool2d(z, 2)
+    right = pooled.permute(0, 2, 3, 1) + b.double()
+    torch.testing.assert_close(exact[..., :n].double(), right, rtol=0, atol=1e-5)
+    torch.testing.assert_close(coarse[..., :n].double(), right, rtol=1e-3, atol=1e-5)
+    assert bool(torch.isnan(coarse[..., n:]).all())  # what is no channel is left alone
+    if link.pool == "max":
+        windows = z.unfold(2, 2, 2).unfold(3, 2, 2).flatten(4)  # (B, N, H, W, 4)
+        taken = windows.gather(4, where[..., :n].permute(0, 3, 1, 2).long()[..., None])[..., 0]
+        torch.testing.assert_close(taken, pooled, rtol=0, atol=1e-5)
+        flat = (windows[:1] - windows[:1].amax(4, keepdim=True)).abs().amax(4) == 0
+        assert bool(flat.any())
+        assert bool((where[:1, ..., :n].permute(0, 3, 1, 2)[flat] == 0).all())
 
 
 @pytest.mark.parametrize("update", [layer_update, triton_update])

@@ -17,8 +17,10 @@ from torch import Tensor
 
 from ebl.engine import deviation, gradient, kernels
 from ebl.engine.deviation import Deviation
+from ebl.engine.drive import drive, triton_drive
 from ebl.engine.kernels import CLAMP, POOL, SLOTS, STORE, Layer, Update, layer_update
 from ebl.engine.readout import LARGEST, readout, triton_readout
+from ebl.models.links import Conv
 
 if TYPE_CHECKING:
     from ebl.engine.hopper import HopperTiles
@@ -55,6 +57,13 @@ class Kernels:
 
     def deviation(self, op: Update, x: Tensor, w: Tensor, t: Tensor | None, layer: Deviation, omega: Tensor | None) -> None:
         self._deviation_choice(op, x, w)[1](op, x, w, t, layer, omega)
+
+    def drive(self, link: Conv, x: Tensor, w: Tensor, b: Tensor, *to: Tensor | None) -> None:
+        key = ("drive", link, x.shape, x.stride(), w.stride())
+        if key not in self.chosen:
+            right = self.device.type != "cpu" and _trusted("drive", lambda: drive_error(link, x, w, triton_drive))
+            self.chosen[key] = ("triton", triton_drive, 1) if right else ("definition", drive, 1)
+        self.chosen[key][1](link, x, w, b, *to)
 
     def contrast(self, layer: Deviation, signs: Tensor, below: Tensor, above: Tensor | None) -> None:
         (deviation.contrast if self.device.type == "cpu" else deviation.triton_contrast)(layer, signs, below, above)
@@ -285,6 +294,22 @@ def random_deviation(batch: int, shape: tuple[int, int, int], op: Update, device
         return layer
     bias = torch.randn(channels, device=device)
     return replace(layer, bias=bias, behind=nothing(batch, 2), u=nothing(batch, 2), du=nothing(2 * batch, 2))
+
+
+def drive_error(link: Conv, x: Tensor, w: Tensor, function: Callable[..., None]) -> float:
+    x, w, b = (torch.randn_like(v) for v in (x, w, w[:, 0, 0, 0]))
+    shape = (len(x), *link.shape[1:], link.shape[0])
+
+    def by(run: Callable[..., None]) -> tuple[Tensor, ...]:
+        coarse, exact = (torch.full(shape, torch.nan, dtype=t, device=x.device) for t in (torch.float16, torch.float32))
+        where = torch.full(shape, 4, dtype=torch.uint8, device=x.device)
+        run(link, x, w, b, coarse, exact, None if link.pool == "average" else where)
+        return coarse, exact, where
+
+    (coarse, exact, where), right = by(function), by(drive)
+    if float((where != right[2]).float().mean()) > WRONG_WINNERS:
+        return float("inf")
+    return max(_distance(coarse.float(), right[0].float()), 100 * _distance(exact, right[1]))  # float32 must be that
 
 
 def gradient_error(op: Update, below: Tensor, above: Tensor, parts: int, function: Callable[..., None]) -> float:

@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from ebl.boundary import FREE, Clamp
@@ -50,6 +49,7 @@ class Perturbed:
     layers: list[Deviation]
     stored: list[Tensor | None]
     at_rest: list[Tensor | None]  # the same for the free state, float32; the first one is the image's drive
+    where: Tensor | None  # (B, H, W, C) uint8: which positions of the image's map won, where layer 1 pools by maxima
     heard: Tensor
     output: Tensor
     output_gap: Tensor
@@ -138,7 +138,10 @@ class Fused:
         stored = self._stored(layers, 2 * batch, torch.float16, self.weights)
         at_rest = self._stored(free.layers, batch, torch.float32, self.halves)
         at_rest[0] = torch.zeros(1, batch, *self.shapes[0], device=dev)
-        return Perturbed(layers, stored, at_rest, heard, output, gap, free.output)
+        first = self.net.links[0]
+        maxima = isinstance(first, Conv) and first.pool == "max"
+        where = torch.zeros(batch, *self.shapes[0], dtype=torch.uint8, device=dev) if maxima else None
+        return Perturbed(layers, stored, at_rest, where, heard, output, gap, free.output)
 
     def _stored(
         self, layers: Sequence[Layer] | Sequence[Deviation], batch: int, dtype: torch.dtype, weights: list[Tensor]
@@ -155,22 +158,17 @@ class Fused:
 
     @torch.no_grad()
     def drive(self, x: Tensor, phase: Phase, perturbed: Perturbed | None = None) -> Tensor | None:
-        """Fill the phase's drive from the images; which positions won, as `spread` wants them, or None."""
+        """Fill the drive from the images; with `perturbed`, also which positions won, as `spread` wants them (or None)."""
         link, w, b = self.net.links[0], self.net.weights[0], self.net.biases[0]
+        exact = None if perturbed is None else perturbed.at_rest[0]
         if isinstance(link, Conv):
-            with torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
-                pooled, indices = link.up(w, None, x)
-            maps = maps_of(pooled) + b
-        else:
-            maps, indices = maps_of(link.up(w, b, x)[0]), None
-        phase.drive[0, ..., : len(b)].copy_(maps)
-        if perturbed is not None and perturbed.at_rest[0] is not None:
-            perturbed.at_rest[0][0, ..., : len(b)].copy_(maps)
-        if indices is None or not isinstance(link, Conv):
-            return None
-        width = link.map_size[1]
-        at = maps_of(indices)
-        return F.pad(((at // width % 2) * 2 + at % 2).to(torch.uint8), (0, self.shapes[0][2] - len(b))).contiguous()
+            where = None if perturbed is None else perturbed.where
+            self.kernels.drive(link, x, w, b, phase.drive[0], None if exact is None else exact[0], where)
+            return where
+        for to in (phase.drive, exact):
+            if to is not None:
+                to[0, ..., : len(b)].copy_(maps_of(link.up(w, b, x)[0]))
+        return None
 
     def zero(self, phase: Phase) -> None:
         for layer in phase.layers:
