@@ -88,9 +88,9 @@ class Contrasts:
         if self.patches is None or self.spread is None:
             return link.weight_gradient(difference[:, 0, 0, : w.shape[1]].float(), x, None)
         assert isinstance(link, Conv)
-        size = w[0].numel()
-        seen = F.unfold(x, link.kernel_size, padding=link.padding)  # (B, channels and taps, positions)
-        self.patches.flatten(1, 2)[..., :size].copy_(seen.transpose(1, 2))
+        size, k, p = w[0].numel(), link.kernel_size, link.padding
+        image = F.pad(x, (p, p, p, p)).unfold(2, k, 1).unfold(3, k, 1)  # (B, C, H, W, k, k), a view
+        self.patches[..., :size].unflatten(-1, (-1, k, k)).copy_(image.permute(0, 2, 3, 1, 4, 5))
         fused.kernels.spread(difference, extra, self.spread)
         fused.kernels.weight_gradient(Update(POOL, False, 1, 0), self.patches, self.spread, self.first_product)
         return self.first_product.sum(0)[: len(w), 0, :size].view_as(w)
