@@ -1,6 +1,6 @@
 """What studies cost beside their runs: starting one of 135 cells, and showing a store of 10,000 finished runs (synthetic).
 
-    python benchmarks/study.py [--runs 10000] [--epochs 100]
+python benchmarks/study.py [--runs 10000] [--epochs 100]
 """
 
 from __future__ import annotations
