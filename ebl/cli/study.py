@@ -177,7 +177,7 @@ def _executor(args: Run, cells: Sequence[Cell]) -> Executor:
     for device in devices:
         if not device.startswith("cuda") or not torch.cuda.is_available():  # a GPU is left to the workers
             check_device(device)
-    return OnLocal(args.local, "cuda" if "cuda" in devices else "cpu")
+    return OnLocal(args.local, max(devices))  # cuda where there are both
 
 
 def _run_shown(store: Store, cells: Sequence[Cell], executor: Executor, retries: int) -> Outcome:
