@@ -9,7 +9,7 @@ import traceback
 from collections.abc import Iterator
 from pathlib import Path
 
-from ebl.atomic import DISK_FULL, write_atomically
+from ebl.atomic import is_full, write_atomically
 from ebl.config import Config
 from ebl.errors import InputError
 from ebl.study.journal import now
@@ -33,7 +33,7 @@ def run_cell(store: Path, key: str) -> None:
                 train(_config(kept, key), kept.run_folder(key), resume=True)
                 record = kept.finish(key)
             except Exception as error:
-                if str(error).startswith(DISK_FULL):
+                if is_full(error):
                     raise
                 kept.tell("failed", key, attempt=attempt, error=_line(error), retry=not isinstance(error, InputError))
                 _keep_traceback(kept, key, attempt)

@@ -18,6 +18,7 @@ from pathlib import Path
 
 import torch
 
+from ebl.atomic import disk_error
 from ebl.errors import InputError
 from ebl.study.executor import Ended
 
@@ -117,7 +118,7 @@ def _work(store: Path, key: str, threads: int, environment: dict[str, str], pipe
             logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", force=True)
             run_cell(store, key)
     except (Exception, SystemExit) as error:
-        pipe.send(str(error))
+        pipe.send(str(disk_error(store, error) if isinstance(error, OSError) else error))
 
 
 def _end_with_parent() -> None:
