@@ -14,11 +14,11 @@ from rich.table import Table
 from ebl.cli import study_run
 from ebl.cli.flags import console, parse
 from ebl.cli.matrix import show, wide
-from ebl.cli.study_run import STUDIES
 from ebl.errors import choose
 from ebl.study.grid import BUILT_IN, read_study
 from ebl.study.record import Record
 from ebl.study.rows import rows
+from ebl.study.store import STUDIES as STUDIES
 from ebl.study.store import Store, open_store, records, waiting
 
 

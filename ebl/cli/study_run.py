@@ -27,10 +27,9 @@ from ebl.study.local import Local, OnLocal
 from ebl.study.rows import rows
 from ebl.study.runner import Outcome, check_data, run_study
 from ebl.study.settings import checked, flat_config, relaxation_of
-from ebl.study.store import Store, make_store, open_store, waiting
+from ebl.study.store import STUDIES, Store, make_store, open_store, waiting
 from ebl.train import check_device
 
-STUDIES = Path("runs/studies")
 EXECUTORS = {"local": OnLocal}
 
 
