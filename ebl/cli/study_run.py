@@ -79,9 +79,10 @@ def run(args: Run) -> None:
         _dry_run(cells, folder, args)
         return
     check_data(cells)
-    executor = _executor(args, cells)
+    finished = (folder / "study.json").exists() and all(open_store(folder).is_done(cell.key) for cell in cells)
+    executor = None if finished else _executor(args, cells)
     store = make_store(folder, study.name, study.description)
-    outcome = _run_shown(store, cells, executor, args.retries)
+    outcome = Outcome() if executor is None else _run_shown(store, cells, executor, args.retries)
     found = [record for record in store.records() if record.key in {cell.key for cell in cells}]
     show(found, store)
     if outcome.failed:
@@ -137,19 +138,22 @@ def _run_shown(store: Store, cells: Sequence[Cell], executor: Executor, retries:
             f"{len(done)} of {len(epochs)} runs done", total=sum(epochs.values()), completed=sum(finished.values())
         )
 
+        running = 0
+
         def tell(event: dict[str, Any]) -> None:
+            nonlocal running
             kind, key = event["event"], event.get("key", "")
             if kind == "progress":
                 finished.update(event["epochs"])
-                running = f", {len(event['epochs'])} running" if event["epochs"] else ""
-                bar.update(task, description=f"{len(done)} of {len(epochs)} runs done{running}")
-            said = _said(event) if key in names else ""
-            if said and kind == "done":
+                running = len(event["epochs"])
+            if key in names and kind == "done":
                 done.add(key)
                 finished[key] = epochs[key]
-            if said:
+                running -= 1
+            if key in names and (said := _said(event)):
                 bar.console.print(f"{names[key]}: {said}", highlight=False, soft_wrap=True)
-            bar.update(task, completed=sum(finished.values()))
+            now = f", {running} running" if running > 0 else ""
+            bar.update(task, completed=sum(finished.values()), description=f"{len(done)} of {len(epochs)} runs done{now}")
 
         return run_study(store, cells, executor, retries=retries, watch=tell)
 
