@@ -97,7 +97,7 @@ def test_a_dry_run_writes_nothing_and_estimates_from_operations_then_from_what_w
     first = said(capsys, "run", "mine.yaml", "--dry-run")
     assert sorted(tmp_path.iterdir()) == before
     assert "0 of 4 runs done, 4 waiting" in first
-    assert "GFLOP/s, measured on one short step of cl on one thread" in first
+    assert "GFLOP/s, measured on a short step of c-ep on one thread" in first
     main(["study", "run", "mine.yaml", "--seeds", "0"])
     for key in list((tmp_path / "runs/studies/mine/runs").iterdir()):
         result = json.loads((key / "result.json").read_text())
@@ -105,7 +105,7 @@ def test_a_dry_run_writes_nothing_and_estimates_from_operations_then_from_what_w
         (key / "result.json").write_text(json.dumps({**result, "seconds": seconds}))
     capsys.readouterr()
     again = said(capsys, "run", "mine.yaml", "--dry-run", "--processes", "2")
-    assert "2 of 4 runs done, 2 waiting; 30 min one at a time, 15 min with 2 at a time" in again
+    assert "2 of 4 runs done, 2 waiting; 30 min one at a time, 15 min with 2 that" in again
     assert "of runs of the same shape in the store" in again
 
 
@@ -145,6 +145,13 @@ def test_settings_from_flags_reach_every_run(capsys, tmp_path):
 def test_bad_input_is_one_line_and_writes_nothing(capsys, tmp_path, words, line):
     assert line in refused(capsys, "study", *words)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_store_of_a_newer_version_is_named_in_the_list_and_refused_elsewhere(capsys, tmp_path):
+    store = make_store("runs/studies/later", "later")
+    (store.folder / "study.json").write_text(json.dumps({"format": 9, "name": "later"}))
+    assert "made by a newer version" in " ".join(said(capsys, "list").split())
+    assert "later was made by a newer version of ebl" in refused(capsys, "study", "show", "later")
 
 
 def test_merging_two_machines(capsys, tmp_path):

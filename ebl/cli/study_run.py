@@ -182,12 +182,13 @@ def _dry_run(cells: Sequence[Cell], folder: Path, args: Run) -> None:
         table.add_row(row[record.key], c["dataset"], str(c["seed"]), f"{record.epoch}/{c['epochs']}", record.status, left)
     wide(console).print(table)
     total = sum(seconds.values())
-    said = f"{totals(found)}; {duration(total)} one at a time"
-    if args.local.processes:
-        said += (
-            f", {duration(total / args.local.processes)} with {args.local.processes} at a time, if that costs none of them time"
-        )
-    console.print(f"{said} ({'; '.join(sources)})" if seconds else said, highlight=False, soft_wrap=True)
+    said, processes = totals(found), args.local.processes
+    if seconds:
+        said += f"; {duration(total)} one at a time"
+        if processes:
+            said += f", {duration(total / processes)} with {processes} that do not slow each other down"
+        said += f" ({'; '.join(sources)})"
+    console.print(said, highlight=False, soft_wrap=True)
     try:
         check_data(cells)
     except InputError as error:
