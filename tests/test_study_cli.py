@@ -154,6 +154,13 @@ def test_a_store_of_a_newer_version_is_named_in_the_list_and_refused_elsewhere(c
     assert "later was made by a newer version of ebl" in refused(capsys, "study", "show", "later")
 
 
+def test_brackets_in_a_label_are_shown_as_they_are(capsys, tmp_path):
+    (tmp_path / "mine.yaml").write_text(tiny_yaml(tmp_path, "label: '[red] {epochs}'\ngrid: {seed: [0]}"))
+    shown = said(capsys, "run", "mine.yaml")
+    assert "[red] 2 on " in shown
+    assert row(said(capsys, "show", "mine"), "[red]")[1] == "2"
+
+
 def test_merging_two_machines(capsys, tmp_path):
     (tmp_path / "mine.yaml").write_text(tiny_yaml(tmp_path))
     main(["study", "run", "mine.yaml", "--seeds", "0", "--store", "a"])

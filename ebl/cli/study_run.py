@@ -50,7 +50,7 @@ class Run:
     set: tuple[str, ...] = ()
     """Other settings of every run, as key=value: --set beta=0.1 free.iterations=20 model.hidden=[16,32]."""
     relax: str | None = None
-    """A preset whose relaxation every run takes: fast settles as well in a fifth of the iterations."""
+    """A preset whose relaxation every run takes, such as fast: over-relaxed, free phases only as long as they need."""
     device: str | None = None
     """cpu or cuda, if not what the study says."""
     data_dir: Path | None = None
@@ -83,8 +83,8 @@ def run(args: Run) -> None:
     executor = None if finished else _executor(args, cells)
     store = make_store(folder, study.name, study.description)
     outcome = Outcome() if executor is None else _run_shown(store, cells, executor, args.retries)
-    found = [record for record in store.records() if record.key in {cell.key for cell in cells}]
-    show(found, store)
+    asked = {cell.key for cell in cells}
+    show([record for record in store.records() if record.key in asked], store)
     if outcome.failed:
         sys.exit(1)
 
@@ -93,7 +93,7 @@ def _cells(args: Run, cells: Sequence[Cell]) -> tuple[Cell, ...]:
     """The study's cells as the flags narrow and change them."""
     for rule in args.rules:
         choose("--rules", rule, RULES)
-    settings = checked({}, "")
+    settings: dict[str, Any] = {}
     for text in args.set:
         key, equals, value = text.partition("=")
         if not equals:
@@ -118,7 +118,7 @@ def _value(text: str) -> object:
 
 def _executor(args: Run, cells: Sequence[Cell]) -> Executor:
     devices = {cell.config.device for cell in cells}
-    for device in devices:
+    for device in devices if args.on == "local" else ():
         if not device.startswith("cuda") or not torch.cuda.is_available():  # a GPU is left to the workers
             check_device(device)
     return EXECUTORS[args.on](getattr(args, args.on), max(devices))  # cuda where there are both
@@ -137,7 +137,6 @@ def _run_shown(store: Store, cells: Sequence[Cell], executor: Executor, retries:
         task = bar.add_task(
             f"{len(done)} of {len(epochs)} runs done", total=sum(epochs.values()), completed=sum(finished.values())
         )
-
         running = 0
 
         def tell(event: dict[str, Any]) -> None:
@@ -151,7 +150,7 @@ def _run_shown(store: Store, cells: Sequence[Cell], executor: Executor, retries:
                 finished[key] = epochs[key]
                 running -= 1
             if key in names and (said := _said(event)):
-                bar.console.print(f"{names[key]}: {said}", highlight=False, soft_wrap=True)
+                bar.console.print(f"{escape(names[key])}: {said}", highlight=False, soft_wrap=True)
             now = f", {running} running" if running > 0 else ""
             bar.update(task, completed=sum(finished.values()), description=f"{len(done)} of {len(epochs)} runs done{now}")
 
@@ -177,9 +176,10 @@ def _dry_run(cells: Sequence[Cell], folder: Path, args: Run) -> None:
     row = rows(found)
     table = Table("run", "dataset", "seed", "epochs", "state", "time left", box=SIMPLE_HEAD)
     for record in found:
-        c = record.config
-        left = duration(seconds[record.key]) if record.key in seconds else ""
-        table.add_row(row[record.key], c["dataset"], str(c["seed"]), f"{record.epoch}/{c['epochs']}", record.status, left)
+        c, left = record.config, seconds.get(record.key)
+        epochs = f"{record.epoch}/{c['epochs']}"
+        what = (escape(row[record.key]), escape(c["dataset"]), str(c["seed"]), epochs, record.status)
+        table.add_row(*what, "" if left is None else duration(left))
     wide(console).print(table)
     total = sum(seconds.values())
     said, processes = totals(found), args.local.processes
@@ -188,8 +188,8 @@ def _dry_run(cells: Sequence[Cell], folder: Path, args: Run) -> None:
         if processes:
             said += f", {duration(total / processes)} with {processes} that do not slow each other down"
         said += f" ({'; '.join(sources)})"
-    console.print(said, highlight=False, soft_wrap=True)
+    console.print(said, highlight=False, soft_wrap=True, markup=False)
     try:
         check_data(cells)
     except InputError as error:
-        console.print(f"before it can start: {error}", highlight=False, soft_wrap=True)
+        console.print(f"before it can start: {error}", highlight=False, soft_wrap=True, markup=False)
