@@ -25,7 +25,7 @@ from ebl.study.executor import Executor
 from ebl.study.grid import Cell, narrowed, read_study, with_settings
 from ebl.study.local import Local, OnLocal
 from ebl.study.rows import rows
-from ebl.study.runner import Outcome, check_data, run_study
+from ebl.study.runner import check_data, run_study
 from ebl.study.settings import checked, flat_config, relaxation_of
 from ebl.study.store import STUDIES, Store, make_store, open_store, waiting
 from ebl.train import check_device
@@ -82,10 +82,12 @@ def run(args: Run) -> None:
     finished = (folder / "study.json").exists() and all(open_store(folder).is_done(cell.key) for cell in cells)
     executor = None if finished else _executor(args, cells)
     store = make_store(folder, study.name, study.description)
-    outcome = Outcome() if executor is None else _run_shown(store, cells, executor, args.retries)
+    if executor is not None:
+        _run_shown(store, cells, executor, args.retries)
     asked = {cell.key for cell in cells}
-    show([record for record in store.records() if record.key in asked], store)
-    if outcome.failed:
+    found = [record for record in store.records() if record.key in asked]
+    show(found, store)
+    if any(record.status == "failed" for record in found):
         sys.exit(1)
 
 
@@ -124,7 +126,7 @@ def _executor(args: Run, cells: Sequence[Cell]) -> Executor:
     return EXECUTORS[args.on](getattr(args, args.on), max(devices))  # cuda where there are both
 
 
-def _run_shown(store: Store, cells: Sequence[Cell], executor: Executor, retries: int) -> Outcome:
+def _run_shown(store: Store, cells: Sequence[Cell], executor: Executor, retries: int) -> None:
     """Run a study with a bar over all epochs and a line for each run that ends."""
     row = rows([waiting(cell) for cell in cells])
     names = {cell.key: title(row[cell.key], flat_config(cell.config)) for cell in cells}
@@ -154,7 +156,7 @@ def _run_shown(store: Store, cells: Sequence[Cell], executor: Executor, retries:
             now = f", {running} running" if running > 0 else ""
             bar.update(task, completed=sum(finished.values()), description=f"{len(done)} of {len(epochs)} runs done{now}")
 
-        return run_study(store, cells, executor, retries=retries, watch=tell)
+        run_study(store, cells, executor, retries=retries, watch=tell)
 
 
 def _said(event: dict[str, Any]) -> str:
