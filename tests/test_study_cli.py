@@ -5,6 +5,7 @@ import re
 from dataclasses import replace
 
 import pytest
+import torch
 from studies import Inline, tiny_yaml
 from test_cli import refused
 
@@ -107,6 +108,13 @@ def test_a_dry_run_writes_nothing_and_estimates_from_operations_then_from_what_w
     again = said(capsys, "run", "mine.yaml", "--dry-run", "--processes", "2")
     assert "2 of 4 runs done, 2 waiting; 30 min one at a time, 15 min with 2 that" in again
     assert "of runs of the same shape in the store" in again
+
+
+def test_a_dry_run_for_a_gpu_that_is_not_here_lists_the_runs_without_an_estimate(capsys, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    shown = said(capsys, "run", "table6", "--device", "cuda", "--data-dir", ".", "--dry-run")
+    assert "0 of 27 runs done, 27 waiting (no estimate for cuda: there is no GPU here" in shown
+    assert "before it can start: svhn not in" in shown
 
 
 def test_settings_from_flags_reach_every_run(capsys, tmp_path):

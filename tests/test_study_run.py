@@ -14,9 +14,10 @@ import pytest
 from studies import Inline, tiny_cells, tiny_yaml
 
 from ebl import atomic
+from ebl.data import SPECS
 from ebl.errors import InputError
 from ebl.study import cell as cell_module
-from ebl.study import local
+from ebl.study import estimate, local
 from ebl.study.cell import run_cell
 from ebl.study.grid import read_study
 from ebl.study.journal import readable
@@ -172,6 +173,13 @@ def test_all_missing_datasets_are_named_before_anything_starts(tmp_path, monkeyp
         f"mnist, cifar10, cifar100 not in {tmp_path}: run `ebl data fetch mnist && ebl data fetch cifar10 && "
     )
     check_data([*read_study("quick").cells, *tiny_cells(tmp_path)])
+
+
+def test_an_estimate_counts_the_operations_of_an_epoch_and_its_test(tmp_path):
+    assert set(estimate.SIZES) == set(SPECS)
+    (cell,) = tiny_cells(tmp_path, "grid: {seed: [0]}")  # 4 hidden units, 2 outputs, T=5, K=3; 4 batches of 10, 10 for the test
+    step, test = 2 * 2 * 10 * (4 * 2) * (5 + 2 * 3), 2 * 2 * 10 * (4 * 2) * 5
+    assert estimate._epoch_flops(cell.config) == 4 * step + test
 
 
 def test_runs_are_spread_over_the_gpus_and_over_the_cores(monkeypatch):

@@ -189,6 +189,7 @@ def _dry_run(cells: Sequence[Cell], folder: Path, args: Run) -> None:
         said += f"; {duration(total)} one at a time"
         if processes:
             said += f", {duration(total / processes)} with {processes} that do not slow each other down"
+    if sources:
         said += f" ({'; '.join(sources)})"
     console.print(said, highlight=False, soft_wrap=True, markup=False)
     try:
