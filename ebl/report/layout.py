@@ -1,0 +1,108 @@
+"""A table as Markdown, LaTeX and HTML all show it: named columns, blocks of rows, entries of a few words."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from ebl.report.cells import Cell
+from ebl.report.paper import Published
+from ebl.report.samples import Sample
+from ebl.report.words import clock, counted, duration
+
+OWN = "the paper's setting"
+BESIDE = "under them the paper's, the difference, and ours of the best epoch where that is another"
+
+
+@dataclass(frozen=True)
+class Entry:
+    main: str = ""  # ours; in a row of published figures, theirs
+    paper: str = ""  # the paper's figure beside ours
+    difference: str = ""  # ours - the paper's
+    more: str = ""  # the best epoch's figure, or the time of an epoch
+    note: str = ""  # unfinished, collapsed, fewer seeds than elsewhere
+    lowest: bool = False  # of its column
+
+
+@dataclass(frozen=True)
+class Row:
+    label: str
+    entries: tuple[Entry, ...]
+    published: bool = False
+    ruled: bool = False  # a thin line above: rows of another kind begin
+
+
+@dataclass(frozen=True)
+class Block:
+    heading: str
+    rows: tuple[Row, ...]
+
+
+@dataclass(frozen=True)
+class Layout:
+    name: str  # of its files
+    title: str
+    note: tuple[str, ...]  # what the figures are, a sentence each
+    columns: tuple[tuple[str, str], ...]  # each a heading, shared by neighbours, and a name under it
+    blocks: tuple[Block, ...]
+
+    @property
+    def spans(self) -> list[tuple[str, int]]:
+        """Each shared heading, and over how many columns."""
+        found: list[tuple[str, int]] = []
+        for heading, _ in self.columns:
+            if found and found[-1][0] == heading:
+                found[-1] = (heading, found[-1][1] + 1)
+            else:
+                found.append((heading, 1))
+        return found
+
+
+def error_entry(cell: Cell | None, name: str, theirs: Published | None, best: bool = False) -> Entry:
+    """An error of a cell's last epochs (`test_error` and such), the paper's, and the best epochs' where that is another."""
+    if cell is None:
+        return Entry()
+    ours, at_best = cell.percent(name), cell.percent(name, best=True) if best else None
+    if ours is None:
+        return Entry(paper=str(theirs or ""))
+    another = at_best is not None and f"{at_best.mean:.2f}" != f"{ours.mean:.2f}"
+    return Entry(
+        str(ours),
+        str(theirs or ""),
+        "" if theirs is None else f"{ours.mean - float(theirs.mean):+.2f}".replace("-", "−"),
+        f"best {at_best.mean:.2f}" if another and at_best else "",
+    )
+
+
+def state_of(cell: Cell | None, most: int) -> str:
+    """What is to be known of a cell beside its figures; `most`: the seeds of others."""
+    if cell is None:
+        return ""
+    few = counted(len(cell.done), "seed") if 0 < len(cell.done) < most else ""
+    fallen = "collapsed" if len(cell.done) == 1 else f"{cell.collapsed} of {len(cell.done)} collapsed"
+    return "; ".join(filter(None, [few, cell.unfinished, fallen if cell.collapsed else ""]))
+
+
+def time_entry(cell: Cell | None, theirs: str | None = None) -> Entry:
+    """The time of one run, and of one of its epochs; the paper's (H:MM) beside it."""
+    if cell is None or cell.seconds is None:
+        return Entry()
+    epoch = Sample.of([run.seconds / max(run.epoch, 1) for run in cell.done]).mean
+    return Entry(duration(cell.seconds.mean), clocked(theirs), more=f"{duration(epoch)} an epoch")
+
+
+def clocked(text: str | None) -> str:
+    """H:MM in words."""
+    return "" if text is None else "~" * text.startswith("~") + duration(clock(text))
+
+
+def mark_lowest(rows: Sequence[Row], candidates: Sequence[int], columns: Sequence[int]) -> tuple[Row, ...]:
+    """The lowest figure of each of these columns among these rows, as the paper prints it bold."""
+    marked = list(rows)
+    for column in columns if len(candidates) > 1 else ():
+        values = {i: float(rows[i].entries[column].main.split()[0]) for i in candidates if rows[i].entries[column].main}
+        for i in (i for i in values if values[i] == min(values.values())):
+            entries = list(marked[i].entries)
+            entries[column] = replace(entries[column], lowest=True)
+            marked[i] = replace(marked[i], entries=tuple(entries))
+    return tuple(marked)
