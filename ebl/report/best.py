@@ -6,8 +6,9 @@ from dataclasses import replace
 
 from ebl.report import paper
 from ebl.report.cells import Group, Section
-from ebl.report.layout import BESIDE, OWN, Block, Entry, Layout, Row, clocked, error_entry, state_of, time_entry
+from ebl.report.layout import OWN, Block, Entry, Layout, Row, beside, clocked, error_entry, state_of, time_entry
 from ebl.report.paper import Published, Theirs
+from ebl.report.settings import paper_setting, unlike
 from ebl.report.words import clock, counted, dataset_name
 
 COLUMNS = (
@@ -25,8 +26,8 @@ def best_settings(section: Section) -> Layout:
         ours.setdefault(group.heading or OWN, []).append(Row(f"{group.epochs} epochs", entries))
     blocks = (Block("published", _literature()), *(Block(heading, tuple(rows)) for heading, rows in ours.items()))
     note = (
-        f"Test error rates (%) of C-EP after the last epoch, mean ± standard deviation over {section.seeds}, "
-        f"and the time of one run; {BESIDE} (its Table 2, three runs on an A100)"
+        f"Test error rates (%) of C-EP after the last epoch, {section.over}, and the time of one run; "
+        f"{beside('its Table 2, three runs on an A100')}"
     )
     columns = tuple((dataset_name(dataset), NAMES[name]) for dataset, name in COLUMNS)
     return Layout(section.name, section.title, (note, section.hardware), columns, blocks)
@@ -34,26 +35,29 @@ def best_settings(section: Section) -> Layout:
 
 def speed(section: Section) -> Layout:
     """Table 3: schedules by test error, train error and time."""
-    ours = []
+    ours: list[tuple[bool, Row]] = []
     seconds: dict[bool, list[float]] = {True: [], False: []}
     for group in section.groups:
-        cell, theirs = group.cells["c-ep", "cifar10"], group.theirs["c-ep", "cifar10"]
-        is_synchronous = "synchronous" in dict(group.setting)["free"]
+        cell, theirs, words = group.cells["c-ep", "cifar10"], group.theirs["c-ep", "cifar10"], dict(group.setting)
+        is_synchronous = words["order"] == "synchronous"
         seconds[is_synchronous] += [run.seconds for run in cell.done]
+        told = [words["order"] or "asynchronous", words["free"], words["nudged"]]
+        told.append(unlike(group.setting, paper_setting("cifar10"), ignore=("order", "free", "nudged")))
+        label = f"{', '.join(filter(None, told))} ({counted(len(cell.done), 'run')})"
         test = replace(error_entry(cell, "test_error", theirs.test, best=True), note=state_of(cell, 0))
-        words = f"{'' if is_synchronous else 'asynchronous, '}{group.heading or OWN}"
-        label = f"{words}, {group.epochs} epochs ({counted(len(cell.done), 'run')})"
-        ours.append(Row(label, (test, error_entry(cell, "train_error", theirs.train), time_entry(cell, theirs.time))))
+        row = Row(label, (test, error_entry(cell, "train_error", theirs.train), time_entry(cell, theirs.time)))
+        ours.append((not is_synchronous, row))
+    ours.sort(key=lambda pair: pair[0])
     first, second = (clock(row["time"]) for row in paper.table(3)["rows"])
     ratio = f"In the paper the synchronous setting takes {first / second:.1f} times as long"
     if all(seconds.values()):
         ratio += f", here {min(seconds[True]) / min(seconds[False]):.1f} times (the fastest run of each)"
     note = (
-        "C-EP on CIFAR-10 at its best setting: error rates (%) of the last epoch, mean ± standard deviation, "
-        f"and the time of one run; {BESIDE} (its Table 3, on an A100)"
+        f"C-EP on CIFAR-10 at its best setting: error rates (%) of the last epoch, {section.over}, "
+        f"and the time of one run; {beside('its Table 3, on an A100')}"
     )
     columns = (("CIFAR-10", "Test"), ("CIFAR-10", "Train"), ("CIFAR-10", "Time"))
-    blocks = (Block("published", _schedules()), Block("here", tuple(ours)))
+    blocks = (Block("published", _schedules()), Block("here", tuple(row for _, row in ours)))
     return Layout(section.name, section.title, (note, ratio, section.hardware), columns, blocks)
 
 

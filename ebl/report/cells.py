@@ -12,7 +12,7 @@ from ebl.report import paper
 from ebl.report.paper import Figures
 from ebl.report.samples import Sample
 from ebl.report.settings import Setting, belongs, beta, paper_setting, setting, shared, unlike
-from ebl.report.words import DATASETS, RULES, counted, joined, order, rule_name
+from ebl.report.words import DATASETS, RULES, joined, order, rule_name
 from ebl.study.record import Record
 
 
@@ -45,9 +45,11 @@ class Cell:
         """What is still to come, or went wrong; empty where every run is done."""
         pending = [run for run in self.runs if run.status != "done" or not run.final]
         states = Counter(run.status for run in pending)
-        said = [f"running, epoch {run.epoch} of {run.config['epochs']}" for run in pending if run.status == "running"]
-        said += [f"{states[state]} {state}" for state in ("failed", "waiting") if states[state]]
-        return said[0].removeprefix("1 ") if len(self.runs) == 1 and said else "; ".join(said)
+        said = [f"{states[state]} {state}" for state in ("running", "failed", "waiting") if states[state]]
+        if states["running"]:
+            at = (f"{run.epoch}/{run.config['epochs']}" for run in pending if run.status == "running")
+            said[0] += f" ({', '.join(at)})"
+        return ", ".join(said) if len(self.runs) > 1 else "".join(said).removeprefix("1 ")
 
 
 @dataclass(frozen=True)
@@ -58,7 +60,7 @@ class Group:
     epochs: int
     setting: Setting  # of its first run
     cells: dict[tuple[str, str], Cell]
-    betas: dict[str, float | None]  # of each rule
+    betas: dict[tuple[str, str], float | None]  # by rule and dataset
     theirs: Figures  # the paper's
 
     @cached_property
@@ -70,10 +72,11 @@ class Group:
         return sorted({dataset for _, dataset in self.cells}, key=lambda dataset: order(dataset, DATASETS))
 
     def label(self, rule: str) -> str:
-        """A row's name: the rule, with its strength where the rules here do not agree on one."""
-        own = self.betas.get(rule)
-        several = len({b for b in self.betas.values() if b is not None}) > 1
-        return f"{rule_name(rule)} (β = {own:g})" if several and own is not None else rule_name(rule)
+        """A row's name: the rule, with its strength where others have another."""
+        own = {b for (name, _), b in self.betas.items() if name == rule}
+        others = {b for (name, _), b in self.betas.items() if name != rule} - {None}
+        told = len(own) == 1 and None not in own and bool(others - own)
+        return f"{rule_name(rule)} (β = {next(iter(own)):g})" if told else rule_name(rule)
 
 
 @dataclass(frozen=True)
@@ -96,12 +99,12 @@ class Section:
         return max((len(cell.done) for cell in self.cells), default=0)
 
     @property
-    def seeds(self) -> str:
-        """How many seeds the means are over."""
+    def over(self) -> str:
+        """What the figures are, and over how many seeds."""
         numbers = sorted({len(cell.done) for cell in self.cells} - {0})
-        if not numbers:
-            return "the seeds that are done (none yet)"
-        return counted(numbers[-1], "seed") if len(numbers) == 1 else f"{numbers[0]} to {numbers[-1]} seeds"
+        if len(numbers) == 1:
+            return "from one seed each" if numbers == [1] else f"mean ± standard deviation over {numbers[0]} seeds"
+        return f"mean ± standard deviation over {numbers[0]} to {numbers[-1]} seeds" if numbers else "none is finished yet"
 
     @property
     def hardware(self) -> str:
@@ -125,9 +128,8 @@ def sections(records: Iterable[Record]) -> list[Section]:
         best = best + on_mnist
         compared = [] if len(on_mnist) == len(compared) else compared
     settled = [run for run in best if not _is_synchronous(run)]
-    speed = [run for run in best if run.config["dataset"] == "cifar10"]
-    if len(settled) == len(best):  # nothing synchronous to compare with
-        speed = []
+    lengths = {run.config["epochs"] for run in best if _is_synchronous(run)}  # of what there is to compare with
+    speed = [run for run in best if run.config["dataset"] == "cifar10" and run.config["epochs"] in lengths]
     found = [
         _section("table1", "Comparison of the rules", compared, _unlike("comparison"), lambda _: paper.comparison()),
         _section("table2", "Best settings", settled, _unlike_best, lambda run: paper.best(run.config["epochs"])),
@@ -150,20 +152,25 @@ def _section(
 
 
 def _grid(runs: Sequence[Record]) -> Section:
-    """Groups by the whole setting, named by what they do not share."""
+    """Groups by the whole setting, named by their study's label where that tells them apart, else by what they do not share."""
     groups: dict[Setting, list[Record]] = defaultdict(list)
     for run in runs:
         groups[setting(run.config)].append(run)
     common = shared(groups) if groups else ()
-    made = tuple(g for words, found in groups.items() for g in _by_beta(unlike(words, common), found, {}))
-    return Section("grid", "Rules and datasets", made)
+    labels = {words: {run.label for run in found} for words, found in groups.items()}
+    often = Counter(label for found in labels.values() for label in found)
+    made: list[Group] = []
+    for words, found in groups.items():
+        label = next(iter(labels[words])) if len(labels[words]) == 1 else ""
+        made += _by_beta(label if label and often[label] == 1 else unlike(words, common), found, {})
+    return Section("grid", "Rules and datasets", tuple(made))
 
 
 def _by_beta(heading: str, runs: Sequence[Record], theirs: Figures) -> list[Group]:
     """One group, unless a rule was run with several strengths: then one for each, all with the rules that have none."""
-    strengths: dict[str, set[float | None]] = defaultdict(set)
+    strengths: dict[tuple[str, str], set[float | None]] = defaultdict(set)
     for run in runs:
-        strengths[run.config["rule"]].add(beta(run.config))
+        strengths[run.config["rule"], run.config["dataset"]].add(beta(run.config))
     if all(len(found) == 1 for found in strengths.values()):
         return [_group(heading, runs, theirs)]
     each = sorted({b for found in strengths.values() for b in found if b is not None})
@@ -176,7 +183,7 @@ def _group(heading: str, runs: Sequence[Record], theirs: Figures) -> Group:
     for run in runs:
         cells[run.config["rule"], run.config["dataset"]].append(run)
     by_seed = {key: Cell(_one_a_seed(found)) for key, found in cells.items()}
-    betas = {run.config["rule"]: beta(run.config) for run in runs}
+    betas = {(run.config["rule"], run.config["dataset"]): beta(run.config) for run in runs}
     return Group(heading, runs[0].config["epochs"], setting(runs[0].config), by_seed, betas, theirs)
 
 

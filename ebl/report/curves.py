@@ -46,10 +46,8 @@ class Panel:
 
 def draw(sections: Iterable[Section]) -> tuple[list[Panel], int]:
     """The panels, and how many more there would be."""
-    wanted = [
-        (section, name, groups) for section in sections for name in section.datasets for groups in _together(section, name)
-    ]
-    panels = [_panel(section, dataset, groups) for section, dataset, groups in wanted[:MOST_PANELS]]
+    wanted = [(part, dataset, groups) for part in sections for dataset in part.datasets for groups in _together(part, dataset)]
+    panels = [_panel(part, dataset, groups) for part, dataset, groups in wanted[:MOST_PANELS]]
     return [panel for panel in panels if panel.pictures], len(wanted[MOST_PANELS:])
 
 

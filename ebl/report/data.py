@@ -34,7 +34,8 @@ _RUN = (
         "best_test_error",
         "best_epoch",
     ),
-    *("collapsed", "seconds", "version", "commit", "hardware", "engine", "threads", "python", "torch"),
+    *("collapsed", "seconds"),
+    *("version", "commit", "hardware", "engine", "threads", "python", "torch"),
     *("unlike_the_papers_comparison", "error"),
 )
 
@@ -72,16 +73,23 @@ def _cell(group: Group, rule: str, dataset: str) -> Sequence[Any]:
     differences = [_plain(s.mean - float(p.mean)) if s and p else None for s, p in pairs]
     counts = (len(cell.runs), len(cell.done), cell.collapsed)
     time = clock(theirs.time) if theirs.time else None
-    row = (group.heading, rule, group.betas[rule], dataset, group.epochs, *counts, *ours)
+    row = (group.heading, rule, group.betas[rule, dataset], dataset, group.epochs, *counts, *ours)
     return (*row, *printed, time, *differences, cell.unfinished)
 
 
 def _run(run: Record) -> Sequence[Any]:
     final, best, config = run.final or {}, run.best or {}, run.config
     errors = (final.get("test_error"), final.get("train_error"), best.get("test_error"), best.get("epoch"))
-    first = (run.key, config["dataset"], config["rule"], config["seed"], run.status, run.epoch, config["epochs"], *errors)
+    asked = (
+        run.key,
+        run.label,
+        *(config[name] for name in ("dataset", "rule", "seed")),
+        run.status,
+        run.epoch,
+        config["epochs"],
+    )
     made = (run.provenance.get(name) for name in ("version", "commit", "hardware", "engine", "threads", "python", "torch"))
-    return (*first, run.collapsed, run.seconds, *made, unlike(setting(config), paper_setting("comparison")), run.error)
+    return (*asked, *errors, run.collapsed, run.seconds, *made, unlike(setting(config), paper_setting("comparison")), run.error)
 
 
 def _printed(figure: Published | None) -> tuple[Any, Any]:

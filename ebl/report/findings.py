@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from ebl.report.cells import Group, Section
 from ebl.report.lessons import LESSONS, SEVEN, Lesson, Samples, Verdict, contradictions, judge, overall
+from ebl.report.words import dataset_name
 
 
 @dataclass(frozen=True)
@@ -26,6 +27,18 @@ class Answer:
     def theirs_overall(self) -> str:
         return overall(self.lesson, self.theirs)
 
+    @property
+    def rows(self) -> list[tuple[str, ...]]:
+        """Each comparison: dataset, pair, here, outcome, in the paper, outcome."""
+        found: list[tuple[str, ...]] = []
+        for dataset, verdict in self.ours.items():
+            theirs = {(pair.first, pair.second): pair for pair in self.theirs[dataset].pairs} if dataset in self.theirs else {}
+            for pair in verdict.pairs:
+                other = theirs.get((pair.first, pair.second))
+                told = (str(other.difference), other.told) if other else ("", "")
+                found.append((dataset_name(dataset), pair.name, str(pair.difference), pair.told, *told))
+        return found
+
 
 @dataclass(frozen=True)
 class Findings:
@@ -35,6 +48,10 @@ class Findings:
     heading: str  # its setting
     datasets: tuple[str, ...]
     answers: tuple[Answer, ...]
+
+    @property
+    def names(self) -> list[str]:
+        return [dataset_name(dataset) for dataset in self.datasets]
 
 
 def find(sections: Iterable[Section]) -> list[Findings]:
@@ -56,7 +73,7 @@ def _find(section: Section, group: Group) -> Findings:
     for lesson in LESSONS:
         mine = {dataset: judge(lesson, samples) for dataset, samples in ours.items()}
         papers = {dataset: judge(lesson, samples) for dataset, samples in theirs.items() if samples}
-        against = [(d, line) for d in papers for line in contradictions(mine[d], papers[d]) if lesson.pairs]
+        against = [(dataset_name(d), line) for d in papers for line in contradictions(mine[d], papers[d]) if lesson.pairs]
         answers.append(Answer(lesson, mine, papers, tuple(against)))
     return Findings(section.title, group.heading, tuple(ours), tuple(answers))
 

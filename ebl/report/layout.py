@@ -7,11 +7,13 @@ from dataclasses import dataclass, replace
 
 from ebl.report.cells import Cell
 from ebl.report.paper import Published
-from ebl.report.samples import Sample
 from ebl.report.words import clock, counted, duration
 
 OWN = "the paper's setting"
-BESIDE = "under them the paper's, the difference, and ours of the best epoch where that is another"
+
+
+def beside(source: str) -> str:
+    return f"under them the paper's ({source}), the difference, and our best epoch's where that is another"
 
 
 @dataclass(frozen=True)
@@ -19,7 +21,7 @@ class Entry:
     main: str = ""  # ours; in a row of published figures, theirs
     paper: str = ""  # the paper's figure beside ours
     difference: str = ""  # ours - the paper's
-    more: str = ""  # the best epoch's figure, or the time of an epoch
+    best: str = ""  # the best epoch's figure, where that is another
     note: str = ""  # unfinished, collapsed, fewer seeds than elsewhere
     lowest: bool = False  # of its column
 
@@ -29,6 +31,13 @@ class Row:
     label: str
     entries: tuple[Entry, ...]
     published: bool = False
+
+    @property
+    def lines(self) -> list[str]:
+        """Names of the lines under the figures: those that any entry has."""
+        there = {"paper": "paper", "difference": "difference", "best": "best epoch"}
+        return [name for line, name in there.items() if any(getattr(entry, line) for entry in self.entries)]
+
     ruled: bool = False  # a thin line above: rows of another kind begin
 
 
@@ -45,6 +54,16 @@ class Layout:
     note: tuple[str, ...]  # what the figures are, a sentence each
     columns: tuple[tuple[str, str], ...]  # each a heading, shared by neighbours, and a name under it
     blocks: tuple[Block, ...]
+    left_out: int = 0  # rows
+
+    def shortened(self, most: int) -> Layout:
+        """The first blocks, up to about so many rows."""
+        kept, rows = [], 0
+        for block in self.blocks:
+            if rows < most:
+                kept.append(replace(block, rows=block.rows[: most - rows]))
+            rows += len(block.rows)
+        return replace(self, blocks=tuple(kept), left_out=max(rows - most, 0))
 
     @property
     def spans(self) -> list[tuple[str, int]]:
@@ -70,7 +89,7 @@ def error_entry(cell: Cell | None, name: str, theirs: Published | None, best: bo
         str(ours),
         str(theirs or ""),
         "" if theirs is None else f"{ours.mean - float(theirs.mean):+.2f}".replace("-", "−"),
-        f"best {at_best.mean:.2f}" if another and at_best else "",
+        f"{at_best.mean:.2f}" if another and at_best else "",
     )
 
 
@@ -80,15 +99,12 @@ def state_of(cell: Cell | None, most: int) -> str:
         return ""
     few = counted(len(cell.done), "seed") if 0 < len(cell.done) < most else ""
     fallen = "collapsed" if len(cell.done) == 1 else f"{cell.collapsed} of {len(cell.done)} collapsed"
-    return "; ".join(filter(None, [few, cell.unfinished, fallen if cell.collapsed else ""]))
+    return ", ".join(filter(None, [few, cell.unfinished, fallen if cell.collapsed else ""]))
 
 
 def time_entry(cell: Cell | None, theirs: str | None = None) -> Entry:
-    """The time of one run, and of one of its epochs; the paper's (H:MM) beside it."""
-    if cell is None or cell.seconds is None:
-        return Entry()
-    epoch = Sample.of([run.seconds / max(run.epoch, 1) for run in cell.done]).mean
-    return Entry(duration(cell.seconds.mean), clocked(theirs), more=f"{duration(epoch)} an epoch")
+    """The time of one run, and the paper's (H:MM) beside it."""
+    return Entry(duration(cell.seconds.mean), clocked(theirs)) if cell and cell.seconds else Entry()
 
 
 def clocked(text: str | None) -> str:

@@ -56,8 +56,21 @@ class Pair:
     difference: Difference  # of the first's error to the second's: negative where the first is better
     outcome: str  # first, second, alike, open; or, from one seed, lower, higher
 
+    @property
+    def name(self) -> str:
+        return f"{rule_name(self.first)} − {rule_name(self.second)}"
+
+    @property
+    def told(self) -> str:
+        """The outcome in words."""
+        better = {"first": self.first, "second": self.second}
+        lower = {"lower": self.first, "higher": self.second}
+        if self.outcome in better:
+            return f"{rule_name(better[self.outcome])} better"
+        return f"{rule_name(lower[self.outcome])} lower, one seed" if self.outcome in lower else self.outcome
+
     def __str__(self) -> str:
-        return f"{rule_name(self.first)} − {rule_name(self.second)} = {self.difference}"
+        return f"{self.name} = {self.difference}"
 
 
 @dataclass(frozen=True)
@@ -116,10 +129,10 @@ def overall(lesson: Lesson, verdicts: Mapping[str, Verdict]) -> str:
     if not pairs:
         return ""
     lower = sum(pair.difference.mean < 0 for pair in pairs)
-    told = {"for": seen["first"], "against": seen["second"], "alike": seen["alike"], "open": seen["open"]}
-    told["one seed only"] = seen["lower"] + seen["higher"]
+    told = {"for it": seen["first"], "against it": seen["second"], "alike": seen["alike"], "open": seen["open"]}
+    told["with one seed only"] = seen["lower"] + seen["higher"]
     counts = ", ".join(f"{number} {what}" for what, number in told.items() if number)
-    return f"{counts}; the sign is for it in {lower} of {counted(len(pairs), 'pair')}"
+    return f"of {counted(len(pairs), 'pair')}, {counts}; the sign is for it in {lower}"
 
 
 def contradictions(ours: Verdict, papers: Verdict) -> list[str]:

@@ -98,10 +98,12 @@ def _setting(text: str) -> Setting:
     take("gains", f"gain {_few(flat.pop('model.gains'))}")
     take("rates", f"rate {_few(flat.pop('optimiser.rates'))}")
     names = ("momentum", "weight_decay", "rate_min")
-    take("optimiser", *(f"{name.replace('_', ' ')} {flat.pop(f'optimiser.{name}'):g}" for name in names))
+    take("optimiser", *(f"{name.replace('_', ' ')} {_power(flat.pop(f'optimiser.{name}'))}" for name in names))
     take("epochs", f"{flat.pop('epochs')} epochs")
     take("batch", f"batch {flat.pop('batch_size')}")
     settle = flat.pop("settle")
+    orders = [flat.pop(f"{phase}.order") for phase in ("free", "nudged")]
+    take("order", *(("" if orders[0] == "odd-first" else orders[0],) if len(set(orders)) == 1 else (" and ".join(orders),)))
     take("free", *_schedule(flat, "free", "T", "≤" if settle else "="))
     take("settle", f"settle {_power(settle)}" if settle else "")
     take("nudged", *_schedule(flat, "nudged", "K", "="))
@@ -118,14 +120,11 @@ def _setting(text: str) -> Setting:
 
 
 def _schedule(flat: dict[str, Any], phase: str, symbol: str, sign: str) -> list[str]:
-    iterations, omega, order, tolerance = (
-        flat.pop(f"{phase}.{name}") for name in ("iterations", "omega", "order", "tolerance")
-    )
-    chebyshev = f"Chebyshev {omega.partition(':')[2]}" if isinstance(omega, str) else f"ω = {omega:g}"
+    iterations, omega, tolerance = (flat.pop(f"{phase}.{name}") for name in ("iterations", "omega", "tolerance"))
+    factor = f"Chebyshev {omega.partition(':')[2]}" if isinstance(omega, str) else f"ω = {omega:g}"
     return [
         f"{symbol} {sign if tolerance is None else '≤'} {iterations}",
-        "" if omega == 1 else chebyshev,
-        "" if order == "odd-first" else order,
+        "" if omega == 1 else factor,
         "" if tolerance is None else f"tolerance {_power(tolerance)}",
     ]
 
@@ -143,6 +142,8 @@ def _few(values: Iterable[float]) -> str:
 
 
 def _power(value: float) -> str:
-    """5e-4 rather than 0.0005."""
+    """5e-4 rather than 0.0005; 0.9 as it is."""
+    if value == 0 or value >= 0.01:
+        return f"{value:g}"
     mantissa, _, exponent = f"{value:.3e}".partition("e")
     return f"{float(mantissa):g}e{int(exponent)}"

@@ -49,7 +49,7 @@ def chart(title: str, lines: Sequence[Line]) -> str:
     for tick in _log_ticks(low, high) if logarithmic else _ticks(low, high, 5):
         said.append(f'<path class="grid" d="M{LEFT} {y(tick):.1f}H{WIDTH - RIGHT}"/>')
         said.append(f'<text x="{LEFT - 6}" y="{y(tick) + 4:.1f}" text-anchor="end">{_short(tick)}</text>')
-    for tick in sorted({1, *_ticks(1, last, 6)} if last > 1 else {1}):
+    for tick in sorted({1, *(t for t in _ticks(1, last, 6) if t == int(t))} if last > 1 else {1}):
         if tick == 1 or x(tick) - x(1) > 18:
             said.append(f'<text x="{x(tick):.1f}" y="{HEIGHT - BOTTOM + 16}" text-anchor="middle">{tick:g}</text>')
     said.append(f'<text x="{(LEFT + WIDTH - RIGHT) / 2}" y="{HEIGHT - 3}" text-anchor="middle">epoch</text>')
@@ -57,7 +57,8 @@ def chart(title: str, lines: Sequence[Line]) -> str:
         points = list(zip(map(x, line.epochs), map(y, line.middle), strict=True))
         band = [*zip(map(x, line.epochs), map(y, line.low), strict=True)]
         band += reversed([*zip(map(x, line.epochs), map(y, line.high), strict=True)])
-        said.append(f'<g class="line {line.look}"><title>{escape(line.name)}: {_short(line.middle[-1])} at the end</title>')
+        said.append(f'<g class="line {line.look} {slug(line.look)}">')
+        said.append(f"<title>{escape(line.name)}: {_short(line.middle[-1])} at the end</title>")
         if line.low != line.high:
             said.append(f'<path class="band" d="{_path(band)}Z"/>')
         said.append(f'<path d="{_path(points)}"/><circle cx="{points[-1][0]:.1f}" cy="{points[-1][1]:.1f}" r="2.6"/></g>')
@@ -67,6 +68,11 @@ def chart(title: str, lines: Sequence[Line]) -> str:
 def swatch(look: str) -> str:
     """A line's look, for legends."""
     return f'<svg class="swatch" viewBox="0 0 28 10" aria-hidden="true"><g class="line {look}"><path d="M2 5H26"/></g></svg>'
+
+
+def slug(look: str) -> str:
+    """A look in one word, for what concerns this line alone."""
+    return f"is-{look.replace(' ', '-')}"
 
 
 def as_file(picture: str, lines: Sequence[Line]) -> str:
@@ -84,8 +90,8 @@ def as_file(picture: str, lines: Sequence[Line]) -> str:
     return f"{head} viewBox='0 0 {WIDTH} {height}'><style>{style()}</style>{body}{''.join(key)}</svg>\n"
 
 
-def style() -> str:
-    return resources.files("ebl.report").joinpath("chart.css").read_text(encoding="utf-8")
+def style(name: str = "chart.css") -> str:
+    return resources.files("ebl.report").joinpath(name).read_text(encoding="utf-8")
 
 
 def _path(points: Sequence[tuple[float, float]]) -> str:
@@ -109,8 +115,8 @@ def _log_ticks(low: float, high: float) -> list[float]:
 
 
 def _short(value: float) -> str:
-    """1e-4 rather than 0.0001; 0.5, 20 and 1500 as they are."""
+    """4.2e−4 rather than 0.00042; 0.5, 20 and 1500 as they are."""
     if value and abs(value) < 0.01:
-        mantissa, _, exponent = f"{value:.0e}".partition("e")
-        return f"{mantissa}e{int(exponent)}".replace("-", "−")
+        mantissa, _, exponent = f"{value:.1e}".partition("e")
+        return f"{float(mantissa):g}e{int(exponent)}".replace("-", "−")
     return f"{value:.4g}"

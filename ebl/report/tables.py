@@ -8,11 +8,12 @@ from dataclasses import replace
 from ebl.report import paper
 from ebl.report.best import best_settings, speed
 from ebl.report.cells import Cell, Group, Section
-from ebl.report.layout import BESIDE, OWN, Block, Entry, Layout, Row, error_entry, mark_lowest, state_of, time_entry
+from ebl.report.layout import OWN, Block, Entry, Layout, Row, beside, clocked, error_entry, mark_lowest, state_of, time_entry
 from ebl.report.lessons import SEVEN
 from ebl.report.paper import Theirs
+from ebl.report.samples import Sample
 from ebl.report.settings import described, shared
-from ebl.report.words import BASELINES, dataset_name
+from ebl.report.words import BASELINES, dataset_name, duration
 
 _SOURCE = {"table1": "its Tables 1 and 7, three runs", "table6": "its Table 6, three runs"}
 
@@ -41,31 +42,32 @@ def comparison(section: Section) -> Layout:
     for block, group in zip(_blocks(section, entries), section.groups, strict=True):
         ours = [i for i, rule in enumerate(group.rules) if rule in SEVEN]
         blocks.append(replace(block, rows=mark_lowest(block.rows, ours, tests)))
-    note = [f"Error rates (%) of the last epoch, mean ± standard deviation over {section.seeds}"]
-    if section.name in _SOURCE:
-        note[0] += f"; {BESIDE} ({_SOURCE[section.name]})"
-    else:
-        note[0] += "; under them ours of the best epoch where that is another"
+    under = beside(_SOURCE[section.name]) if section.name in _SOURCE else "under them our best epoch's where that is another"
+    note = [f"Error rates (%) of the last epoch, {section.over}; {under}"]
+    if section.name not in _SOURCE:
         note.append(f"All with {described(shared(group.setting for group in section.groups))}")
     return Layout(section.name, section.title, (*note, section.hardware), tuple(columns), tuple(blocks))
 
 
 def wall_clock(section: Section) -> Layout:
-    """Time of one run by rule and dataset."""
+    """Time of one run and of one epoch, by rule and dataset."""
 
     def entries(group: Group, rule: str) -> tuple[Entry, ...]:
         found = []
-        for dataset in section.datasets:
-            cell, theirs = group.cells.get((rule, dataset)), group.theirs.get((rule, dataset), Theirs())
-            found.append(replace(time_entry(cell, theirs.time), note=cell.unfinished if cell else ""))
+        for cell in (group.cells.get((rule, dataset)) for dataset in section.datasets):
+            epochs = [run.seconds / max(run.epoch, 1) for run in cell.done] if cell else []
+            found.append(replace(time_entry(cell), note=cell.unfinished if cell else ""))
+            found.append(Entry(duration(Sample.of(epochs).mean) if epochs else ""))
         return tuple(found)
 
-    beside = "the time of one epoch"
-    if any(group.theirs for group in section.groups):
-        beside = f"that of the paper's run on an A100, and {beside}"
-    note = f"Wall-clock of one run, its evaluations included, mean over {section.seeds}; under it {beside}"
-    columns = tuple((dataset_name(dataset), "one run") for dataset in section.datasets)
-    return Layout(f"{section.name}-time", section.title, (note, section.hardware), columns, _blocks(section, entries))
+    note = "Wall-clock of one run, evaluations included, and of one of its epochs, means over seeds"
+    blocks = _blocks(section, entries)
+    times = {dataset: theirs.time for group in section.groups for (_, dataset), theirs in group.theirs.items()}
+    if times:
+        run = [entry for dataset in section.datasets for entry in (Entry(clocked(times[dataset])), Entry())]
+        blocks = (Block("", (Row("the paper, on one A100", tuple(run), published=True),)), *blocks)
+    columns = tuple((dataset_name(dataset), name) for dataset in section.datasets for name in ("Run", "Epoch"))
+    return Layout(f"{section.name}-time", section.title, (note, section.hardware), columns, blocks)
 
 
 def _blocks(section: Section, entries: Callable[[Group, str], tuple[Entry, ...]]) -> tuple[Block, ...]:

@@ -45,7 +45,7 @@ def duration(seconds: float) -> str:
     if s < 60:
         return f"{s:g} s"
     if s < 3600:
-        return f"{s // 60:g} min {s % 60:g} s" if s % 60 else f"{s // 60:g} min"
+        return f"{s // 60:g} min {s % 60:02g} s" if s % 60 else f"{s // 60:g} min"
     minutes = round(seconds / 60)
     return f"{minutes // 60} h {minutes % 60:02d} min"
 
