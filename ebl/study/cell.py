@@ -35,7 +35,8 @@ def run_cell(store: Path, key: str) -> None:
                 kept.tell("failed", key, attempt=attempt, error=_line(error), retry=not isinstance(error, InputError))
                 _keep_traceback(kept, key, attempt)
             else:
-                kept.tell("done", key, attempt=attempt, collapsed=record.collapsed, seconds=record.seconds)
+                errors = {name: (record.final or {}).get(name) for name in ("test_error", "train_error")}
+                kept.tell("done", key, attempt=attempt, **errors, collapsed=record.collapsed, seconds=record.seconds)
 
 
 def main() -> None:

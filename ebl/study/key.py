@@ -15,6 +15,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +34,10 @@ FIRST = (
     *(f"optimiser.{name}" for name in ("rates", "momentum", "weight_decay", "rate_min")),
 )
 
+DEFAULTS = flat_config(Config())
 
+
+@cache
 def key_of(config: Config) -> str:
     name = Path(config.dataset).stem if is_own(config.dataset) else config.dataset
     digest = hashlib.sha256(canonical(config).encode()).hexdigest()[:12]
@@ -42,11 +46,11 @@ def key_of(config: Config) -> str:
 
 def canonical(config: Config) -> str:
     """The settings that decide the result, as JSON that is the same for the same run."""
-    values, defaults, layers = flat_config(config), flat_config(Config()), len(config.model.hidden) + 1
+    values, layers = flat_config(config), len(config.model.hidden) + 1
     values["beta"] = RULES[config.rule].check_beta(config.rule, config.beta) if has_beta(config.rule) else None
     for name in ("model.gains", "optimiser.rates"):
         values[name] = per_layer(name, values[name], layers)
-    kept = {name: v for name, v in values.items() if name not in NOT_IN and (name in FIRST or v != defaults[name])}
+    kept = {name: v for name, v in values.items() if name not in NOT_IN and (name in FIRST or v != DEFAULTS[name])}
     return json.dumps({name: _plain(kept[name]) for name in sorted(kept)}, separators=(",", ":"))
 
 

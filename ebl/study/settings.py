@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import types
 import typing
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
-from ebl.config import Config, from_json
+from ebl.config import Config
 from ebl.errors import InputError, choose
 from ebl.presets import preset
 from ebl.rules import RULES
@@ -26,20 +26,25 @@ def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return found
 
 
-def flat_config(config: Config) -> dict[str, Any]:
-    return flat(dataclasses.asdict(config))
+def flat_config(config: Any, prefix: str = "") -> dict[str, Any]:
+    """A config's settings by dotted key."""
+    found: dict[str, Any] = {}
+    for name, value in vars(config).items():
+        found |= flat_config(value, f"{prefix}{name}.") if dataclasses.is_dataclass(value) else {f"{prefix}{name}": value}
+    return found
 
 
 def changed(config: Config, values: Mapping[str, Any]) -> Config:
     """The config with these settings (as `checked` gave them). A rule whose beta is fixed, or that has none, leaves it out."""
-    settings = {**flat_config(config), **values}
-    if settings["rule"] in RULES and not has_beta(settings["rule"]):
-        settings["beta"] = None
-    nested: dict[str, Any] = {}
-    for key, value in settings.items():
+    rule = values.get("rule", config.rule)
+    if rule in RULES and not has_beta(rule):
+        values = {**values, "beta": None}
+    groups: dict[str, dict[str, Any]] = {}
+    for key, value in values.items():
         group, _, name = key.rpartition(".")
-        (nested.setdefault(group, {}) if group else nested)[name] = value
-    return from_json(json.dumps(nested))
+        groups.setdefault(group, {})[name] = value
+    own = groups.pop("", {})
+    return replace(config, **own, **{group: replace(getattr(config, group), **new) for group, new in groups.items()})
 
 
 def checked(values: object, where: str) -> dict[str, Any]:

@@ -85,6 +85,11 @@ def make_store(folder: str | Path, name: str, description: str = "") -> Store:
     return Store(folder)
 
 
+def waiting(cell: Cell) -> Record:
+    """The record of a run that nobody has begun."""
+    return Record(cell.key, _as_json(cell.config), "waiting", label=cell.label)
+
+
 @dataclass(frozen=True)
 class Store:
     """A store, by its folder: open it with `open_store` or `make_store`."""
@@ -125,6 +130,13 @@ class Store:
 
     def is_done(self, key: str) -> bool:
         return (self.run_folder(key) / "result.json").exists()
+
+    def epochs(self, key: str) -> int:
+        """How many epochs a run has finished."""
+        try:
+            return (self.run_folder(key) / "metrics.jsonl").read_bytes().count(b"\n")
+        except FileNotFoundError:
+            return 0
 
     def claim(self, key: str) -> AbstractContextManager[bool]:
         """Hold a cell as long as the block lasts; False if somebody else does."""
