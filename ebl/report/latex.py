@@ -1,4 +1,4 @@
-r"""A table as LaTeX, ready for a paper: \usepackage{booktabs}, then \input the file."""
+r"""A table as LaTeX, ready for a paper: \usepackage{booktabs,graphicx}, then \input the file."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from ebl.report.layout import Entry, Layout, Row
 
 _SIGNS = {
     **{c: f"\\{c}" for c in "&%$#_{}"},
-    **{"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "<": "$<$", ">": "$>$", "|": "$|$"},
+    **{"\\": r"\textbackslash{}", "~": r"$\sim$", "^": r"\textasciicircum{}", "<": "$<$", ">": "$>$", "|": "$|$"},
     **{
         "±": r"$\pm$",
         "−": "$-$",
@@ -27,11 +27,12 @@ def to_latex(layout: Layout) -> str:
     notes: dict[str, str] = {}  # letters of what is to be known of single figures
     columns = "l" + "r" * len(layout.columns)
     lines = [
-        r"% \usepackage{booktabs}",
+        r"% \usepackage{booktabs,graphicx}",
         r"\begin{table}",
         r"\centering\small\setlength{\tabcolsep}{4pt}",
         rf"\caption{{{escaped(layout.title)}. {escaped('. '.join(filter(None, layout.note)))}.}}",
         rf"\label{{tab:ebl-{layout.name}}}",
+        r"\resizebox{\ifdim\width>\linewidth\linewidth\else\width\fi}{!}{%",
         rf"\begin{{tabular}}{{{columns}}}",
         r"\toprule",
         " & ".join(["", *(rf"\multicolumn{{{width}}}{{c}}{{{escaped(name)}}}" for name, width in layout.spans)]) + r" \\",
@@ -47,9 +48,9 @@ def to_latex(layout: Layout) -> str:
             lines += [rf"\multicolumn{{{len(layout.columns) + 1}}}{{l}}{{\emph{{{escaped(block.heading)}}}}} \\", r"\midrule"]
         for row in block.rows:
             lines += [r"\midrule"] * row.ruled + _row(row, notes)
-    lines += [r"\bottomrule", r"\end{tabular}"]
+    lines += [r"\bottomrule", r"\end{tabular}}"]
     if notes:
-        told = "; ".join(rf"\textsuperscript{{{letter}}}~{escaped(note)}" for note, letter in notes.items())
+        told = "; ".join(rf"[{letter}]~{escaped(note)}" for note, letter in notes.items())
         lines.append(rf"\par\smallskip{{\footnotesize {told}}}")
     return "\n".join([*lines, r"\end{table}", ""])
 
@@ -60,26 +61,18 @@ def escaped(text: str) -> str:
 
 
 def _row(row: Row, notes: dict[str, str]) -> list[str]:
-    """A line of ours, and under it the paper's with the difference."""
-    lines = [" & ".join([escaped(row.label), *(_main(entry, notes) for entry in row.entries)]) + r" \\"]
-    if any(entry.paper for entry in row.entries):
-        beside = [_beside(entry) for entry in row.entries]
-        lines.append(" & ".join([r"\quad\scriptsize the paper", *beside]) + r" \\")
-    return lines
+    """A line of ours, and under it the paper's, the difference, and our best epoch's."""
+    lines = [[escaped(row.label), *(_main(entry, notes) for entry in row.entries)]]
+    for name in row.lines:
+        field = {"paper": "paper", "difference": "difference", "best epoch": "best"}[name]
+        words = [_figure(text) if (text := getattr(entry, field)) else "" for entry in row.entries]
+        lines.append([rf"\quad\scriptsize {name}", *(rf"{{\scriptsize {text}}}" if text else "" for text in words)])
+    return [" & ".join(line) + r" \\" for line in lines]
 
 
 def _main(entry: Entry, notes: dict[str, str]) -> str:
-    letter = ""
-    if entry.note:
-        letter = rf"\textsuperscript{{{notes.setdefault(entry.note, _letter(len(notes)))}}}"
+    letter = rf"\textsuperscript{{[{notes.setdefault(entry.note, _letter(len(notes)))}]}}" if entry.note else ""
     return (_figure(entry.main, entry.lowest) if entry.main else "--" if entry.note else "") + letter
-
-
-def _beside(entry: Entry) -> str:
-    if not entry.paper:
-        return ""
-    difference = f" ({escaped(entry.difference)})" if entry.difference else ""
-    return rf"{{\scriptsize {_figure(entry.paper)}{difference}}}"
 
 
 def _figure(text: str, bold: bool = False) -> str:

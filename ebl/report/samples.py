@@ -21,7 +21,10 @@ class Sample:
 
     @classmethod
     def of(cls, values: Sequence[float]) -> Sample:
-        return cls(statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else None, len(values))
+        runs = len(values)
+        mean = math.fsum(values) / runs
+        squares = math.fsum((value - mean) ** 2 for value in values)  # statistics.stdev is exact, and 50 times slower
+        return cls(mean, math.sqrt(squares / (runs - 1)) if runs > 1 else None, runs)
 
     def __str__(self) -> str:
         return f"{self.mean:.2f}" if self.std is None else f"{self.mean:.2f} ± {self.std:.2f}"
@@ -53,7 +56,7 @@ def compare(a: Sample, b: Sample) -> Difference:
     half = 0.0
     if va + vb > 0:
         df = (va + vb) ** 2 / (va**2 / (a.runs - 1) + vb**2 / (b.runs - 1))
-        half = quantile(round(df, 3)) * math.sqrt(va + vb)
+        half = quantile(round(df, 2)) * math.sqrt(va + vb)
     return Difference(difference, difference - half, difference + half)
 
 
@@ -64,7 +67,7 @@ def quantile(df: float) -> float:
     With T = sqrt(df) tan(a), the density of a is proportional to cos(a)^(df - 1) on (-pi/2, pi/2)."""
     if df > 1000:
         return statistics.NormalDist().inv_cdf((1 + LEVEL) / 2)
-    angle = np.linspace(0, math.pi / 2, 40_001)
+    angle = np.linspace(0, math.pi / 2, 10_001)
     density = np.cos(angle) ** (df - 1)
     share = np.concatenate([[0.0], np.cumsum((density[1:] + density[:-1]) / 2)])
     return math.sqrt(df) * math.tan(float(np.interp(LEVEL * share[-1], share, angle)))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
 from dataclasses import asdict
 from functools import cache
@@ -18,14 +17,21 @@ Setting = tuple[tuple[str, str], ...]
 
 _ROWS = ("rule", "dataset", "beta", "seed")  # what a table's rows, columns and spreads show
 _NEUTRAL = ("device", "test_batch_size", "residual_warning", "stop_on_collapse")
+_LEFT_OUT = frozenset(_ROWS + _NEUTRAL)
 _TRAINED = ("network", "gains", "rates", "optimiser")  # a table of the paper's is for these, and its beta
 _PAPER = {"comparison": "table1", "svhn": "table6", "mnist": "mnist-sota", "cifar10": "cifar10-sota-100"} | {
     "cifar100": "cifar100-sota-100"
 }
 
+_seen: dict[str, Setting] = {}  # thousands of runs have a few settings
+
 
 def setting(config: dict[str, Any]) -> Setting:
-    return _setting(json.dumps({name: value for name, value in config.items() if name not in _ROWS + _NEUTRAL}))
+    own = {name: value for name, value in config.items() if name not in _LEFT_OUT}
+    told = repr(own)
+    if told not in _seen:
+        _seen[told] = _words(own)
+    return _seen[told]
 
 
 def beta(config: dict[str, Any]) -> float | None:
@@ -79,9 +85,8 @@ def described(words: Setting) -> str:
     return ", ".join(said for _, said in words if said and said != "automatic precision")
 
 
-@cache
-def _setting(text: str) -> Setting:
-    flat = _flatten(asdict(Config())) | _flatten(json.loads(text))
+def _words(config: dict[str, Any]) -> Setting:
+    flat = _flatten(asdict(Config())) | _flatten(config)
     words: dict[str, str] = {}
 
     def take(name: str, *parts: str) -> None:
@@ -112,7 +117,7 @@ def _setting(text: str) -> Setting:
     take("precision", bits[flat.pop("precision")])
     take("augmentation", "augmented" if flat.pop("augment") else "not augmented")
     take("validation", f"{val:,} images for validation" if (val := flat.pop("val")) else "")
-    for name in _ROWS + _NEUTRAL:
+    for name in _LEFT_OUT:
         flat.pop(name, None)
     for name, value in flat.items():  # pad, crop and flip where they are given; whatever a newer version adds
         take(name, "" if value is None else f"{name} {value}")
