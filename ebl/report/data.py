@@ -21,20 +21,8 @@ _CELL = (
     *("test_difference", "train_difference", "unfinished"),
 )
 _RUN = (
-    *(
-        "key",
-        "dataset",
-        "rule",
-        "seed",
-        "status",
-        "epoch",
-        "epochs",
-        "test_error",
-        "train_error",
-        "best_test_error",
-        "best_epoch",
-    ),
-    *("collapsed", "seconds"),
+    *("key", "label", "dataset", "rule", "seed", "status", "epoch", "epochs"),
+    *("test_error", "train_error", "best_test_error", "best_epoch", "collapsed", "seconds"),
     *("version", "commit", "hardware", "engine", "threads", "python", "torch"),
     *("unlike_the_papers_comparison", "error"),
 )
@@ -104,5 +92,5 @@ def _csv(names: Sequence[str], lines: Iterable[Sequence[Any]]) -> str:
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow(names)
-    writer.writerows(lines)
+    writer.writerows([value for _, value in zip(names, line, strict=True)] for line in lines)
     return out.getvalue()

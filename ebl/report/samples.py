@@ -56,7 +56,7 @@ def compare(a: Sample, b: Sample) -> Difference:
     half = 0.0
     if va + vb > 0:
         df = (va + vb) ** 2 / (va**2 / (a.runs - 1) + vb**2 / (b.runs - 1))
-        half = quantile(round(df, 2)) * math.sqrt(va + vb)
+        half = quantile(round(df, 3)) * math.sqrt(va + vb)
     return Difference(difference, difference - half, difference + half)
 
 
