@@ -21,10 +21,10 @@ FLAGS = (
 )
 # the browser reads commands from descriptor 3 and answers on 4
 LAUNCH = """
-import os, sys
-reads, writes = (os.dup(int(number)) for number in sys.argv[1:3])
-os.dup2(reads, 3)
-os.dup2(writes, 4)
+import fcntl, os, sys
+apart = [fcntl.fcntl(int(number), fcntl.F_DUPFD, 10) for number in sys.argv[1:3]]
+for place, number in zip((3, 4), apart):
+    os.dup2(number, place)
 os.execv(sys.argv[3], sys.argv[3:])
 """
 PATIENCE = 30.0  # seconds
@@ -38,9 +38,8 @@ class Browser:
         self.home = tempfile.mkdtemp()
         (reads, self.to), (self.answers, writes) = os.pipe(), os.pipe()
         words = [sys.executable, "-c", LAUNCH, str(reads), str(writes), BINARY, *FLAGS, f"--user-data-dir={self.home}"]
-        self.process = subprocess.Popen(
-            words, pass_fds=(reads, writes), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, close_fds=True
-        )
+        nowhere = subprocess.DEVNULL
+        self.process = subprocess.Popen(words, pass_fds=(reads, writes), stdout=nowhere, stderr=nowhere)
         os.close(reads)
         os.close(writes)
         self.numbers, self.kept, self.events = itertools.count(1), b"", list[dict[str, Any]]()
