@@ -178,7 +178,7 @@ def test_table_3_compares_the_two_schedules_and_their_times():
     layout = lay_out(section)
     labels = [row.label for row in layout.blocks[1].rows]
     assert labels == ["synchronous, T = 250, K = 30, 32 bits (1 run)", "asynchronous, T = 60, K = 20 (2 runs)"]
-    assert [row.entries[0].difference for row in layout.blocks[1].rows] == ["+0.00", "+0.00"]
+    assert [row.entries[0].difference for row in layout.blocks[1].rows] == ["0.00", "0.00"]
     assert "13.5 times as long, here 8.0 times" in " ".join(layout.note)  # 44:29 over 3:18, 4000 over 500
 
 
@@ -217,6 +217,15 @@ def test_curves_are_means_with_their_range_of_finished_runs_and_few_lines_share_
     assert len(draw(sections(many))[0]) == 1
     many.append(done(config("quick", free__iterations=99), 0.1))
     assert len(draw(sections(many))[0]) == MOST_LINES + 1
+
+
+def test_lines_are_named_by_what_tells_them_apart():
+    lengths = [done(config(f"cifar10-sota-{epochs}"), 0.1) for epochs in (100, 300)]
+    assert [line.name for line in draw(sections(lengths))[0][0].lines] == ["C-EP, 100 epochs", "C-EP, 300 epochs"]
+    schedules = [done(config("table1"), 0.1), done(config("table1", free__iterations=20), 0.1)]
+    assert [line.name for line in draw(sections(schedules))[0][0].lines] == ["C-EP, the paper's setting", "C-EP, T = 20"]
+    (panel,), _ = draw(sections([done(config("table1", rule), 0.1) for rule in ("cl", "c-ep")]))
+    assert [(line.name, line.look) for line in panel.lines] == [("CL", "cl"), ("C-EP", "ep")]
 
 
 @pytest.fixture(scope="module")
@@ -261,7 +270,7 @@ def test_markdown_links_pictures_that_are_there_and_tables_are_whole(report):
         assert ET.parse(report / link).getroot().tag == "{http://www.w3.org/2000/svg}svg"
     for block in re.findall(r"(?:^\|.*\n)+", text, re.M):
         assert len({line.replace("\\|", "").count("|") for line in block.splitlines()}) == 1
-    assert "| **6.22 ± 0.12** (paper 6.22 ± 0.10, +0.00) |" in text
+    assert "| **6.22 ± 0.12** (paper 6.22 ± 0.10, 0.00) |" in text
 
 
 def test_what_latex_would_read_as_commands_is_escaped():

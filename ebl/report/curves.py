@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections import Counter
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from ebl.report.cells import Cell, Group, Section
+from ebl.report.layout import OWN
 from ebl.report.svg import Line, chart
 from ebl.report.words import dataset_name
 
@@ -59,26 +60,33 @@ def _together(section: Section, dataset: str) -> list[list[Group]]:
 
 
 def _panel(section: Section, dataset: str, groups: Sequence[Group]) -> Panel:
-    cells = [
-        (group, rule, group.cells[rule, dataset]) for group in groups for rule in group.rules if (rule, dataset) in group.cells
-    ]
-    once = max(Counter(rule for _, rule, _ in cells).values()) == 1
-    drawn: list[tuple[str, list[Line]]] = []
+    among = [group for group in section.groups if dataset in group.datasets]
+    told = {id(group): _telling(group, among) for group in among}
+    cells = [(group, rule, group.cells.get((rule, dataset))) for group in groups for rule in group.rules]
+    present = [(group, rule, cell) for group, rule, cell in cells if cell]
+    once = len({rule for _, rule, _ in present}) == len(present)
+    names = [", ".join(filter(None, [group.label(rule), told[id(group)] * (len(groups) > 1)])) for group, rule, _ in present]
+    hues = [f"hue{i % 8}{' dashed' * (i >= 8)}" for i in range(len(present))]
+    looks = [LOOKS.get(rule, hue) if once else hue for (_, rule, _), hue in zip(present, hues, strict=True)]
+    drawn: dict[str, list[Line]] = {}
     for kind, _, scale in KINDS:
-        lines = []
-        for i, (group, rule, cell) in enumerate(cells):
-            name = ", ".join(filter(None, [group.label(rule), group.heading if len(groups) > 1 else ""]))
-            look = LOOKS.get(rule) if once else None
-            line = _line(cell, kind, scale, name, look or f"hue{i % 8}{' dashed' * (i >= 8)}")
-            lines += [line] if line else []
-        if lines:
-            drawn.append((kind, lines))
-    titles = {kind: title for kind, title, _ in KINDS}
-    pictures = tuple((kind, chart(titles[kind], lines)) for kind, lines in drawn)
-    heading = groups[0].heading if len(groups) < len([g for g in section.groups if dataset in g.datasets]) else ""
-    number = section.groups.index(groups[0]) + 1
-    name = f"{section.name}-{''.join(c if c.isalnum() or c in '-_' else '_' for c in dataset)}{f'-{number}' * bool(heading)}"
-    return Panel(f"{dataset_name(dataset)}", heading, name, tuple(drawn[0][1]) if drawn else (), pictures)
+        lines = [_line(cell, kind, scale, name, look) for (_, _, cell), name, look in zip(present, names, looks, strict=True)]
+        if found := [line for line in lines if line]:
+            drawn[kind] = found
+    pictures = tuple((kind, chart(title, drawn[kind])) for kind, title, _ in KINDS if kind in drawn)
+    alone = len(groups) == 1 < len(among)
+    number = f"-{section.groups.index(groups[0]) + 1}" if alone else ""
+    name = f"{section.name}-{re.sub(r'[^A-Za-z0-9_-]', '_', dataset)}{number}"
+    heading = told[id(groups[0])] if alone else ""
+    return Panel(dataset_name(dataset), heading, name, tuple(next(iter(drawn.values()), ())), pictures)
+
+
+def _telling(group: Group, among: Sequence[Group]) -> str:
+    """What tells a group from others: its setting, and its number of epochs where that is not in its words."""
+    headings = {other.heading for other in among}
+    own = group.heading or (OWN if group.theirs else "")
+    lengths = {other.epochs for other in among if other.heading == group.heading}
+    return ", ".join(filter(None, [own if len(headings) > 1 else "", f"{group.epochs} epochs" if len(lengths) > 1 else ""]))
 
 
 def _line(cell: Cell, kind: str, scale: float, name: str, look: str) -> Line | None:

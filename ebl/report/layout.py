@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from ebl.report.cells import Cell
 from ebl.report.paper import Published
-from ebl.report.words import clock, counted, duration
+from ebl.report.words import clock, counted, duration, signed
 
 OWN = "the paper's setting"
 
@@ -88,7 +88,7 @@ def error_entry(cell: Cell | None, name: str, theirs: Published | None, best: bo
     return Entry(
         str(ours),
         str(theirs or ""),
-        "" if theirs is None else f"{ours.mean - float(theirs.mean):+.2f}".replace("-", "−"),
+        "" if theirs is None else signed(ours.mean - float(theirs.mean)),
         f"{at_best.mean:.2f}" if another and at_best else "",
     )
 

@@ -10,6 +10,8 @@ from functools import lru_cache
 
 import numpy as np
 
+from ebl.report.words import signed
+
 LEVEL = 0.95
 
 
@@ -43,8 +45,8 @@ class Difference:
         return None if self.low is None or self.high is None else (self.low, self.high)
 
     def __str__(self) -> str:
-        within = "" if self.interval is None else f" [{_signed(self.interval[0])}, {_signed(self.interval[1])}]"
-        return f"{_signed(self.mean)}{within}"
+        within = "" if self.interval is None else f" [{signed(self.interval[0])}, {signed(self.interval[1])}]"
+        return f"{signed(self.mean)}{within}"
 
 
 def compare(a: Sample, b: Sample) -> Difference:
@@ -71,7 +73,3 @@ def quantile(df: float) -> float:
     density = np.cos(angle) ** (df - 1)
     share = np.concatenate([[0.0], np.cumsum((density[1:] + density[:-1]) / 2)])
     return math.sqrt(df) * math.tan(float(np.interp(LEVEL * share[-1], share, angle)))
-
-
-def _signed(value: float) -> str:
-    return f"{value:+.2f}".replace("-", "−")

@@ -108,10 +108,13 @@ def _ticks(low: float, high: float, about: int) -> list[float]:
 
 
 def _log_ticks(low: float, high: float) -> list[float]:
-    """Powers of ten, with 2 and 5 of each where the range is short."""
-    factors = (1, 2, 5) if high / low < 300 else (1,)
-    powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
-    return [factor * 10**power for power in map(float, powers) for factor in factors if low <= factor * 10**power <= high]
+    """Powers of ten; where these are few, multiples between them."""
+    powers = [10.0**power for power in range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)]
+    found: list[float] = []
+    for factors in ((1,), (1, 2, 5), (1, 1.5, 2, 3, 5, 7)):
+        if len(found) < 3:
+            found = [factor * power for power in powers for factor in factors if low <= factor * power <= high]
+    return found
 
 
 def _short(value: float) -> str:

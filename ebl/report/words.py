@@ -50,6 +50,12 @@ def duration(seconds: float) -> str:
     return f"{minutes // 60} h {minutes % 60:02d} min"
 
 
+def signed(value: float) -> str:
+    """With two digits and a sign, unless they are zeros."""
+    text = f"{value:+.2f}"
+    return "0.00" if float(text) == 0 else text.replace("-", "−")
+
+
 def clock(text: str) -> float:
     """Seconds of H:MM."""
     hours, _, minutes = text.lstrip("~").partition(":")
