@@ -55,8 +55,8 @@ def estimates(cells: Sequence[Cell], records: Sequence[Record]) -> tuple[dict[st
         if measured:
             seconds, source = mean(measured), "seconds an epoch of runs of the same shape in the store"
         else:
-            speed, source = _speed(cell.config.device, cells[0].config)
-            seconds = _epoch_flops(replace(cell.config, rule="c-ep", beta=None, seed=0, epochs=1)) / speed
+            speed, source = _speed(cell.config.device, _plain(cells[0].config))
+            seconds = _epoch_flops(_plain(cell.config)) / speed
         found[cell.key] = left * seconds
         said[source] = None
     return found, list(said)
@@ -75,6 +75,11 @@ def _seen(records: Sequence[Record]) -> dict[tuple[str, str], list[float]]:
 
 def _shape(settings: dict[str, Any]) -> str:
     return repr([list(v) if isinstance(v, tuple) else v for v in (settings.get(name) for name in SHAPE)])
+
+
+def _plain(config: Config) -> Config:
+    """One config for all that take the same time, or nearly."""
+    return replace(config, rule="c-ep", beta=None, seed=0, epochs=1)
 
 
 @cache
@@ -121,4 +126,4 @@ def _speed(device: str, config: Config) -> tuple[float, str]:
     finally:
         torch.set_num_threads(threads)
     speed = one * short.batch_size / seconds
-    return speed, f"operations at {speed / 1e9:.0f} GFLOP/s, measured on one short step of {short.rule} on one thread"
+    return speed, f"operations at {speed / 1e9:.0f} GFLOP/s, measured on a short step of {short.rule} on one thread"
