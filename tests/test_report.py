@@ -44,7 +44,7 @@ def entries(records, table: str, row: str) -> dict[tuple[str, str], object]:
         *((config("table1", rule, dataset="svhn"), "comparison") for rule in NINE),
         (config("table1", beta=None), "comparison"),  # the rule's own is the paper's
         (config("table1", beta=0.1), None),
-        (config("table1", "r-ep"), None),
+        (config("table1", "r-ep"), "comparison"),
         (config("table1", dataset="kmnist"), None),
         (config("table1", model__hidden=(64, 64, 64, 64)), None),
         (config("table1", model__gains=(0.5,)), "comparison"),

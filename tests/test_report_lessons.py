@@ -5,7 +5,8 @@ from itertools import combinations
 import pytest
 
 from ebl.report import paper
-from ebl.report.lessons import ALIKE, LEAST, LESSONS, contradictions, judge, overall
+from ebl.report.lessons import ALIKE, LEAST, LESSONS, MEANING, contradictions, judge, overall
+from ebl.report.page import LOOKS
 from ebl.report.samples import Sample, compare, quantile
 
 ALIKE_ON_MNIST, WEAK, NEGATIVE, TWO_SIDED, EP = LESSONS
@@ -174,3 +175,7 @@ def test_contradictions_are_pairs_decided_both_ways():
     ours = judge(WEAK, {"cl": sample(30), "p-ep": sample(20), "p-cpl": sample(20)})
     assert contradictions(ours, theirs) == ["CL − P-EP = +10.00 [+9.77, +10.23], in the paper −10.00 [−10.23, −9.77]"]
     assert contradictions(theirs, theirs) == []
+
+
+def test_every_verdict_has_a_meaning_and_a_look():
+    assert set(MEANING) == set(LOOKS)

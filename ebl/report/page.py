@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 
 from ebl.report.collect import Report
+from ebl.report.lessons import MEANING
 from ebl.report.svg import slug, style, swatch
 from ebl.version import __version__
 
@@ -40,6 +41,7 @@ def to_html(report: Report) -> str:
         panels=panels,
         not_drawn=not_drawn,
         looks=LOOKS,
+        meaning=MEANING,
         made=datetime.date.today().isoformat(),
         version=__version__,
         style=Markup(style() + style("page.css")),

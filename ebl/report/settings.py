@@ -52,7 +52,7 @@ def paper_setting(name: str) -> Setting:
 def belongs(config: dict[str, Any]) -> str | None:
     """comparison (Table 1), svhn (Table 6), best (Tables 2 and 3) or None: by what was trained, not how long or how settled."""
     mine, dataset, rule = dict(setting(config)), config["dataset"], config["rule"]
-    if rule not in RULES or rule == "r-ep":
+    if rule not in RULES:
         return None
 
     def is_as(name: str) -> bool:
