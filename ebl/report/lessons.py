@@ -177,6 +177,8 @@ def _alike(samples: Samples) -> Verdict:
         return Verdict("alike", pairs, span)
     word = "mostly alike" if 1 + len(near) > len(unclear) else "open"
     left = f"within a point of {rule_name(best)} but for {joined(unclear)}, which the spread leaves open"
+    if not near:
+        left = f"the spread leaves open who is within a point of {rule_name(best)}"
     return Verdict(word, pairs, f"{span}; {left}")
 
 
