@@ -19,6 +19,7 @@ COMMANDS = {
     "presets": "List the presets and their main settings.",
     "data": "Datasets: list what there is, fetch one, or check hashes again.",
     "study": "Run, show and merge studies: the paper's tables, or a grid of your own.",
+    "report": "Write a report of a study: tables beside the paper's, its lessons, curves, provenance.",
     "bench": "Measure this machine: ceiling, training steps, the naive definition.",
     "precision": "Show how exact each precision's gradients are on a trained network.",
 }

@@ -1,0 +1,89 @@
+r"""A table as LaTeX, ready for a paper: \usepackage{booktabs,graphicx}, then \input the file."""
+
+from __future__ import annotations
+
+import re
+
+from ebl.report.layout import Entry, Layout, Row
+
+_SIGNS = {
+    **{c: f"\\{c}" for c in "&%$#_{}"},
+    **{"\\": r"\textbackslash{}", "~": r"$\sim$", "^": r"\textasciicircum{}", "<": "$<$", ">": "$>$", "|": "$|$"},
+    **{
+        "±": r"$\pm$",
+        "−": "$-$",
+        "≤": r"$\le$",
+        "β": r"$\beta$",
+        "ω": r"$\omega$",
+        "×": r"$\times$",
+        "’": "'",
+        "–": "--",
+        '"': "''",
+    },
+}
+
+
+def to_latex(layout: Layout) -> str:
+    notes: dict[str, str] = {}  # letters of what is to be known of single figures
+    columns = "l" + "r" * len(layout.columns)
+    lines = [
+        r"% \usepackage{booktabs,graphicx}",
+        r"\begin{table}",
+        r"\centering\small\setlength{\tabcolsep}{4pt}",
+        rf"\caption{{{escaped(layout.title)}. {escaped('. '.join(filter(None, layout.note)))}.}}",
+        rf"\label{{tab:ebl-{layout.name}}}",
+        r"\resizebox{\ifdim\width>\linewidth\linewidth\else\width\fi}{!}{%",
+        rf"\begin{{tabular}}{{{columns}}}",
+        r"\toprule",
+        " & ".join(["", *(rf"\multicolumn{{{width}}}{{c}}{{{escaped(name)}}}" for name, width in layout.spans)]) + r" \\",
+    ]
+    at, rules = 2, []
+    for _, width in layout.spans:
+        rules.append(rf"\cmidrule(lr){{{at}-{at + width - 1}}}")
+        at += width
+    lines += ["".join(rules), " & ".join(["", *(escaped(name) for _, name in layout.columns)]) + r" \\"]
+    for block in layout.blocks:
+        lines.append(r"\midrule")
+        if block.heading:
+            lines += [rf"\multicolumn{{{len(layout.columns) + 1}}}{{l}}{{\emph{{{escaped(block.heading)}}}}} \\", r"\midrule"]
+        for row in block.rows:
+            lines += [r"\midrule"] * row.ruled + _row(row, notes)
+    lines += [r"\bottomrule", r"\end{tabular}}"]
+    if notes:
+        told = "; ".join(rf"[{letter}]~{escaped(note)}" for note, letter in notes.items())
+        lines.append(rf"\par\smallskip{{\footnotesize {told}}}")
+    return "\n".join([*lines, r"\end{table}", ""])
+
+
+def escaped(text: str) -> str:
+    """What LaTeX would read as commands or cannot print, as what it prints."""
+    return "".join(_SIGNS.get(c, c if ord(c) < 0x180 else "?") for c in text)
+
+
+def _row(row: Row, notes: dict[str, str]) -> list[str]:
+    """A line of ours, and under it the paper's, the difference, and our best epoch's."""
+    lines = [[escaped(row.label), *(_main(entry, notes) for entry in row.entries)]]
+    for name in row.lines:
+        field = {"paper": "paper", "difference": "difference", "best epoch": "best"}[name]
+        words = [_figure(text) if (text := getattr(entry, field)) else "" for entry in row.entries]
+        lines.append([rf"\quad\scriptsize {name}", *(rf"{{\scriptsize {text}}}" if text else "" for text in words)])
+    return [" & ".join(line) + r" \\" for line in lines]
+
+
+def _main(entry: Entry, notes: dict[str, str]) -> str:
+    letter = rf"\textsuperscript{{[{notes.setdefault(entry.note, _letter(len(notes)))}]}}" if entry.note else ""
+    return (_figure(entry.main, entry.lowest) if entry.main else "--" if entry.note else "") + letter
+
+
+def _figure(text: str, bold: bool = False) -> str:
+    """10.44 ± 0.12 with the spread raised, as the paper prints it."""
+    found = re.fullmatch(r"([\d.]+) ± ([\d.]+)", text)
+    if found is None:
+        return rf"\textbf{{{escaped(text)}}}" if bold else escaped(text)
+    mean = rf"\mathbf{{{found[1]}}}" if bold else found[1]
+    return rf"${mean}^{{\pm {found[2]}}}$"
+
+
+def _letter(number: int) -> str:
+    """a, b, …, z, aa, ab, …"""
+    return (_letter(number // 26 - 1) if number >= 26 else "") + chr(ord("a") + number % 26)
