@@ -18,7 +18,7 @@ $(VENV)/installed: pyproject.toml Makefile
 	touch $@
 
 demo: install
-	$(BIN)/ebl study run quick
+	$(BIN)/ebl study run quick && $(BIN)/ebl report quick
 
 lint: install
 	$(BIN)/ruff check .
