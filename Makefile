@@ -1,4 +1,4 @@
-# make demo: train all nine rules on the embedded data and compare them.   make test: linter, types, tests.
+# make demo: train all nine rules on the embedded data and compare them (ebl study run quick).   make test: linter, types, tests.
 PYTHON ?= python3
 TORCH ?= torch==2.13.0
 TRITON ?= triton==3.6.0
@@ -18,7 +18,7 @@ $(VENV)/installed: pyproject.toml Makefile
 	touch $@
 
 demo: install
-	$(BIN)/ebl demo
+	$(BIN)/ebl study run quick
 
 lint: install
 	$(BIN)/ruff check .

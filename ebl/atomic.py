@@ -11,6 +11,8 @@ from typing import Any
 
 from ebl.errors import InputError
 
+DISK_FULL = "the disk is full"
+
 
 def write_atomically(path: Path, content: bytes) -> None:
     """A kill at any moment leaves the old file or the new one."""
@@ -30,7 +32,7 @@ def write_atomically(path: Path, content: bytes) -> None:
     except OSError as error:
         with contextlib.suppress(OSError):
             beside.unlink()
-        raise _disk_error(path, error) from error
+        raise disk_error(path, error) from error
 
 
 def append_line(path: Path, values: dict[str, Any]) -> None:
@@ -41,7 +43,7 @@ def append_line(path: Path, values: dict[str, Any]) -> None:
             file.flush()
             os.fsync(file.fileno())
     except OSError as error:
-        raise _disk_error(path, error) from error
+        raise disk_error(path, error) from error
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
@@ -64,9 +66,10 @@ def read_json(path: Path) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def _disk_error(path: Path, error: OSError) -> InputError:
+def disk_error(path: Path, error: OSError) -> InputError:
+    """What to tell the user of a write that failed."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return InputError(
-            f"the disk is full: {path.name} could not be written; free some space, then go on (`ebl train --resume`)"
+            f"{DISK_FULL}: {path.name} could not be written; free some space, then go on (the same command; train: --resume)"
         )
     return InputError(f"{path} could not be written ({error.strerror}): check the folder's permissions and space")

@@ -18,7 +18,7 @@ COMMANDS = {
     "evaluate": "Test a trained network.",
     "presets": "List the presets and their main settings.",
     "data": "Datasets: list what there is, fetch one, or check hashes again.",
-    "demo": "Train all nine rules on the embedded data and compare them.",
+    "study": "Run, show and merge studies: the paper's tables, or a grid of your own.",
     "bench": "Measure this machine: ceiling, training steps, the naive definition.",
     "precision": "Show how exact each precision's gradients are on a trained network.",
 }

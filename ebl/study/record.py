@@ -26,6 +26,7 @@ class Record:
     error: str = ""  # of a failed run: the last line of its traceback
     curves: dict[str, list[float]] = field(default_factory=dict)  # by epoch: CURVES and seconds
     provenance: dict[str, Any] = field(default_factory=dict)  # PROVENANCE
+    label: str = ""  # the row of its study's table, where the rule does not say it (see `ebl.study.rows`)
 
 
 def read_run(folder: Path) -> Record:
