@@ -1,15 +1,15 @@
-"""--on ray: the cells as tasks of a Ray cluster, one that is there or a fresh one on this machine."""
+"""--on ray: each run is a task of a Ray cluster, one that is there or a fresh one on this machine."""
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import logging
 import os
-import platform
+import socket
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -30,55 +30,58 @@ class Ray:
     cpus: int = 1
     """CPUs of a run, and its threads."""
     gpus: float = 0.0
-    """GPUs of a run: 1, or 0.25 for four runs that share one; with 0 Ray hides them."""
+    """GPUs of a run: 1, or 0.25 for four runs that share one."""
     address: str | None = None
     """A cluster that is there: HOST:PORT, or auto for this machine's; unless given, a fresh one on this machine."""
 
     def __post_init__(self) -> None:
         if self.cpus < 1:
             raise InputError(f"ray.cpus = {self.cpus}: a run needs at least 1")
-        if not isfinite(self.gpus) or not 0 <= self.gpus <= 1:
-            raise InputError(f"ray.gpus = {self.gpus:g}: a run uses one GPU at most; use 1, a share such as 0.25, or 0 for none")
-        if self.address == "":
-            raise InputError("ray.address is empty: use auto, HOST:PORT, or leave it out for a fresh cluster on this machine")
+        if not 0 <= self.gpus <= 1:
+            raise InputError(f"ray.gpus = {self.gpus:g}: a run uses one GPU at most; use 1, a share such as 0.25, or 0")
+        host, _, port = (self.address or "").rpartition(":")
+        if self.address not in (None, "auto") and not (host and port.isdecimal() and "/" not in host):
+            raise InputError(f"ray.address = {self.address}: use auto, HOST:PORT, or leave it out for a fresh cluster")
 
 
 class OnRay:
-    """Ray's own retries are off: a lost task is told of, and whoever runs the study starts its cell again."""
+    """Ray's own retries are off: a task that is lost is told of, and whoever runs the study starts its cell again."""
 
     slots = None  # Ray queues what does not fit yet
 
-    def __init__(self, settings: Ray, work: Callable[[Path, str], Any] | None = None):
-        self.settings = settings
+    def __init__(self, settings: Ray, device: str = "cpu", *, work: Callable[[Path, str], None] | None = None):
+        if device == "cuda" and settings.gpus == 0:
+            raise InputError("ray.gpus = 0, but the runs want cuda: give --ray.gpus 1, or a share such as 0.25")
+        self.settings, self.work = settings, work or _run_cell
         self.ray = _import_ray()
-        self.work = work or _run_cell
         self.ours = not self.ray.is_initialized()
         if self.ours:
             _connect(self.ray, settings)
         _check_room(self.ray, settings)
-        resources = {"num_cpus": settings.cpus, "num_gpus": settings.gpus}
-        # a process for each cell: nothing of one, such as GPU memory, is left to the next
-        self.task = self.ray.remote(max_retries=0, max_calls=1, **resources)(_in_worker)
-        self.cells: dict[Any, str] = {}
+        # a process for each run: nothing of it, such as GPU memory, is left to the next
+        task = self.ray.remote(num_cpus=settings.cpus, num_gpus=settings.gpus, max_retries=0, max_calls=1)
+        self.task = task(_in_worker)
+        self.cells: dict[Any, str] = {}  # by task
 
     def start(self, store: Path, keys: Sequence[str]) -> None:
-        for key in keys:
-            self.cells[self.task.remote(self.work, str(store.resolve()), key, self.settings.cpus)] = key
+        environment = {name: value for name, value in os.environ.items() if name.startswith("EBL_")}
+        here = (str(store.resolve()), self.settings.cpus, str(Path.cwd()), environment)
+        self.cells |= {self.task.remote(self.work, key, *here): key for key in keys}
 
     def ended(self) -> list[Ended]:
-        if not self.cells:
-            return []
-        ready, _ = self.ray.wait(list(self.cells), num_returns=len(self.cells), timeout=0)
-        return [Ended(self.cells.pop(task), self._error(task)) for task in ready]
+        tasks = list(self.cells)
+        over = self.ray.wait(tasks, num_returns=len(tasks), timeout=0)[0] if tasks else []
+        return [Ended(self.cells.pop(task), self._error(task)) for task in over]
 
     def stop(self) -> None:
-        for task in self.cells:
-            self.ray.cancel(task, force=True)
-        if self.cells:
-            self.ray.wait(list(self.cells), num_returns=len(self.cells), timeout=PATIENCE)
+        tasks = list(self.cells)
         self.cells.clear()
+        for task in tasks:
+            self.ray.cancel(task, force=True)
+        if tasks:
+            self.ray.wait(tasks, num_returns=len(tasks), timeout=PATIENCE)
         if self.ours:
-            self.ray.shutdown()  # leaves a cluster that was there, ends a fresh one
+            self.ray.shutdown()  # ends a cluster of our own, only leaves another
 
     def _error(self, task: Any) -> str:
         try:
@@ -88,16 +91,26 @@ class OnRay:
         except self.ray.exceptions.NodeDiedError:
             return "the machine it ran on left the cluster"
         except self.ray.exceptions.RayTaskError as error:
-            return _one_line(error.cause or error)
+            return _line(error.cause or error)
         except self.ray.exceptions.RayError as error:
-            return _one_line(error)
+            return _line(error)
         return ""
 
 
-def _in_worker(work: Callable[[Path, str], Any], store: str, key: str, threads: int) -> None:
+def _in_worker(
+    work: Callable[[Path, str], None], key: str, store: str, threads: int, folder: str, environment: dict[str, str]
+) -> None:
     if not Path(store).is_dir():
-        raise InputError(f"{platform.node()} does not see the store {store}: put it in a folder that all machines share")
+        raise InputError(f"{socket.gethostname()} does not see the store {store}: put it in a folder that all machines share")
+    os.environ.update(environment)
+    with contextlib.suppress(OSError):
+        os.chdir(folder)  # own data may be named from there
     torch.set_num_threads(threads)
+    logs = Path(store) / "logs"
+    logs.mkdir(exist_ok=True)
+    with (logs / f"{key}.log").open("a", encoding="utf-8") as file:
+        for stream in (1, 2):
+            os.dup2(file.fileno(), stream)
     work(Path(store), key)
 
 
@@ -118,15 +131,23 @@ def _import_ray() -> Any:
 
 def _connect(ray: Any, settings: Ray) -> None:
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    fresh = {"include_dashboard": False, "object_store_memory": 10**8} if settings.address is None else {}  # we send words only
+    fresh = {"include_dashboard": False, "object_store_memory": 10**8}  # we hand over words only
+    where = {"address": settings.address} if settings.address else {"address": "local", **fresh}
     try:
+        if settings.address not in (None, "auto"):
+            host, _, port = settings.address.rpartition(":")
+            socket.create_connection((host, int(port)), timeout=PATIENCE).close()  # Ray itself would try for minutes
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            ray.init(address=settings.address or "local", log_to_driver=False, logging_level=logging.CRITICAL, **fresh)
-    except (ConnectionError, ValueError, RuntimeError, ray.exceptions.RayError) as error:
-        what = "a Ray cluster cannot be started here" if settings.address is None else f"no Ray cluster at {settings.address}"
-        raise InputError(f"{what} ({_one_line(error)}): check with `ray status`, or give another --ray.address") from error
-    ray._private.worker._worker_logs_enabled = False  # raylets' words reach the console past log_to_driver
+            ray.init(log_to_driver=False, logging_level=logging.CRITICAL, **where)
+    except (OSError, OverflowError, ValueError, RuntimeError, ray.exceptions.RayError) as error:
+        if settings.address is None:
+            raise InputError(f"no Ray cluster can be started on this machine: {_line(error)}; use --on local") from error
+        raise InputError(
+            f"ray.address = {settings.address}: {_line(error)}; start a cluster with `ray start --head`, "
+            "or leave the address out for a fresh one"
+        ) from error
+    ray._private.worker._worker_logs_enabled = False  # what the nodes say would reach the console past log_to_driver
 
 
 def _check_room(ray: Any, settings: Ray) -> None:
@@ -134,14 +155,13 @@ def _check_room(ray: Any, settings: Ray) -> None:
     nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
     if any(node.get("CPU", 0) >= settings.cpus and node.get("GPU", 0) >= settings.gpus for node in nodes):
         return
-    there = ", ".join(f"{node.get('CPU', 0):g} CPUs and {node.get('GPU', 0):g} GPUs" for node in nodes)
-    short = f"a run with {settings.cpus} CPUs and {settings.gpus:g} GPUs fits on no machine of the cluster (there: {there})"
+    there = "; ".join(f"{node.get('CPU', 0):g} CPUs, {node.get('GPU', 0):g} GPUs" for node in nodes)
+    wanted = f"ray.cpus = {settings.cpus}, ray.gpus = {settings.gpus:g}: no machine has as much ({there})"
     if settings.address is None:
-        raise InputError(f"{short}: use a smaller --ray.cpus or --ray.gpus")
-    log.warning("%s: runs wait until one comes that it fits on", short)  # clusters may grow
+        raise InputError(f"{wanted}: use less")
+    log.warning("%s; runs wait until one comes that has", wanted)  # clusters may grow
 
 
-def _one_line(error: BaseException) -> str:
-    said = str(error).strip().splitlines()
-    name = "" if isinstance(error, InputError) else type(error).__name__
-    return ": ".join(filter(None, [name, *said[:1]]))
+def _line(error: BaseException) -> str:
+    said = " ".join(str(error).strip().partition("\n")[0].split())
+    return said if isinstance(error, InputError) else f"{type(error).__name__}: {said}"

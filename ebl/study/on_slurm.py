@@ -1,7 +1,8 @@
-"""--on slurm: the cells as job arrays of SLURM, sent by submitit.
+"""--on slurm: each run is a job of SLURM, sent by submitit in arrays.
 
-submitit hands a job what to call as a pickle. Each array has a new folder of its own under STORE/slurm, open to its user alone, that
-holds nothing but what was just written: no job reads another pickle, results are never read back, and pickles go when a job ends.
+submitit hands a job what to call as a pickle. Each array has a folder of its own under STORE/slurm, new and open to its user
+alone, that holds nothing but what was just written: so no job reads another pickle. Results are never read, and pickles are
+removed when a job ends.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import re
 import shutil
 import signal
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -39,10 +41,11 @@ GOING_ON = {
 STUCK = re.compile("held|Partition(Time|Node|Config)|BadConstraints|Never|Invalid|NotAllowed|PerJob", re.IGNORECASE)
 """Reasons to wait that time alone does not end."""
 REMEDIES = {
-    "OUT_OF_MEMORY": "give more --slurm.memory",
-    "TIMEOUT": "give more --slurm.time",
-    "CANCELLED": "somebody cancelled it",
+    "OUT_OF_MEMORY": "its memory did not suffice: give more --slurm.memory",
+    "TIMEOUT": "its time was up: give more --slurm.time",
+    "CANCELLED": "it was cancelled",
     "NODE_FAIL": "its machine failed",
+    "PREEMPTED": "it had to make room for another job",
 }
 
 
@@ -84,38 +87,39 @@ class Slurm:
 class OnSlurm:
     slots = None  # SLURM queues
 
-    def __init__(self, settings: Slurm, work: Callable[[Path, str], Any] | None = None):
-        self.settings = settings
+    def __init__(self, settings: Slurm, device: str = "cpu", *, work: Callable[[Path, str], None] | None = None):
+        if device == "cuda" and settings.gpus == 0 and not any("gpu" in option for option in settings.extra):
+            raise InputError("slurm.gpus = 0, but the runs want cuda: give --slurm.gpus 1")
+        self.settings, self.work = settings, work or _run_cell
         self.submitit = _import_submitit()
-        self.work = work or _run_cell
-        self.cells: dict[str, tuple[str, Any]] = {}  # by job: key and submitit's job
+        self.jobs: dict[str, _Job] = {}  # by SLURM's name for them
         self.looked = 0.0
-        self.told: set[str] = set()  # kinds of trouble that were told of
+        self.told: set[str] = set()  # what was warned of
 
     def start(self, store: Path, keys: Sequence[str]) -> None:
-        """One array for every thousand cells."""
+        """One array, or as many as SLURM wants for thousands of cells."""
         store = store.resolve()
+        if "%" in str(store):
+            raise InputError(f"{store}: SLURM reads % in a path as a sign of its own; choose another --store")
         for i in range(0, len(keys), LARGEST_ARRAY):
-            part = keys[i : i + LARGEST_ARRAY]
-            jobs = self._submit(store, part)
-            self.cells |= {job.job_id: (key, job) for key, job in zip(part, jobs, strict=True)}
+            self.jobs |= self._submit(store, keys[i : i + LARGEST_ARRAY])
 
     def ended(self) -> list[Ended]:
-        if not self.cells or time.monotonic() - self.looked < POLL:
+        if not self.jobs or time.monotonic() - self.looked < POLL:
             return []
-        return [self._close(job, state) for job, state in self._look().items() if state not in GOING_ON]
+        return [self._close(name, state) for name, state in self._look().items() if state not in GOING_ON]
 
     def stop(self) -> None:
-        if not self.cells:
+        if not self.jobs:
             return
-        subprocess.run(["scancel", *_arrays(self.cells)], capture_output=True, timeout=60)
+        subprocess.run(["scancel", *_arrays(self.jobs)], capture_output=True, timeout=60)
         until = time.monotonic() + PATIENCE
         while time.monotonic() < until and any(state in GOING_ON for state in self._look().values()):
             time.sleep(0.5)
-        for job in list(self.cells):
-            self._close(job, "CANCELLED")
+        for name in list(self.jobs):
+            self._close(name, "CANCELLED")
 
-    def _submit(self, store: Path, keys: Sequence[str]) -> list[Any]:
+    def _submit(self, store: Path, keys: Sequence[str]) -> dict[str, _Job]:
         (store / "slurm").mkdir(exist_ok=True)
         folder = tempfile.mkdtemp(prefix=time.strftime("%Y%m%d-%H%M%S-"), dir=store / "slurm")  # new, and its user's alone
         s, said = self.settings, io.StringIO()
@@ -126,72 +130,88 @@ class OnSlurm:
                 executor.update_parameters(
                     job_name=f"ebl-{store.name}",
                     wckey=None,  # submitit's own, which not every site takes
-                    **({"partition": s.partition} if s.partition else {}),
-                    **({"gpus_per_node": s.gpus} if s.gpus else {}),
-                    **({"mem": f"{round(1024 * s.memory)}M"} if s.memory else {}),
+                    partition=s.partition,
                     time=s.time,
                     nodes=1,
                     ntasks_per_node=1,
                     cpus_per_task=s.cpus,
+                    gpus_per_node=s.gpus or None,
+                    mem=f"{round(1024 * s.memory)}M" if s.memory else None,
                     array_parallelism=s.at_once,
                     signal_delay_s=NOTICE,
                     srun_args=[f"--cpus-per-task={s.cpus}"],  # which srun does not take over from sbatch
                     additional_parameters={"requeue": True, **extra},
                 )
-                return executor.map_array(_Cell(self.work, s.cpus), [str(store)] * len(keys), keys)
-        except (self.submitit.core.utils.FailedJobError, RuntimeError, OSError) as error:
+                sent = executor.map_array(_Cell(self.work, s.cpus), [str(store)] * len(keys), keys)
+        except (RuntimeError, OSError) as error:
             line = " ".join((said.getvalue() or str(error)).replace("sbatch: error: ", "").split())
-            raise InputError(f"SLURM does not take the runs: {line}; mend --slurm.partition, --slurm.time, ... or see `sinfo`") from error
+            raise InputError(f"SLURM does not take the runs: {line}; change --slurm.partition, --slurm.time ...") from error
+        return {
+            job.job_id: _Job(key, job.paths.stderr, (job.paths.submitted_pickle, job.paths.result_pickle))
+            for key, job in zip(keys, sent, strict=True)
+        }
 
     def _look(self) -> dict[str, str]:
-        """The state of each job that we know of."""
+        """The state of each of our jobs."""
         self.looked = time.monotonic()
-        command = ["squeue", "--noheader", "--array", "--states=all", "--format=%i|%T|%r", f"--jobs={','.join(_arrays(self.cells))}"]
+        command = ["squeue", "--noheader", "--array", "--states=all", "--format=%i|%T|%r"]
         try:
-            found = subprocess.run(command, capture_output=True, text=True, timeout=60)
+            found = subprocess.run(
+                [*command, f"--jobs={','.join(_arrays(self.jobs))}"], capture_output=True, text=True, timeout=60
+            )
         except subprocess.TimeoutExpired:
-            found = subprocess.CompletedProcess(command, 1, "", "squeue: no answer for a minute")
-        if found.returncode and "Invalid job id" not in found.stderr:
-            self._tell("squeue", f"SLURM's queue cannot be read ({' '.join(found.stderr.split())}); trying on")
+            found = subprocess.CompletedProcess(command, 1, "", "squeue gave no answer for a minute")
+        if found.returncode and "Invalid job id" not in found.stderr:  # which means that it has forgotten all of them
+            self._warn("squeue", f"SLURM's queue cannot be read: {' '.join(found.stderr.split())}; trying on")
             return {}
         states = {}
         for line in found.stdout.splitlines():
-            job, state, reason = line.strip().split("|", 2)
-            states[job] = state
-            if job in self.cells and state in GOING_ON and STUCK.search(reason):
-                trouble = f"SLURM jobs wait for good ({reason}): see `scontrol show job {job}`, or stop and change --slurm.time ..."
-                self._tell(reason, trouble)
-        return {job: states.get(job, "GONE") for job in self.cells}
+            name, state, reason = line.strip().split("|", 2)
+            states[name] = state
+            if name in self.jobs and state in GOING_ON and STUCK.search(reason):
+                self._warn(reason, f"SLURM jobs will not start: {reason}; see `scontrol show job {name}`")
+        return {name: states.get(name, "GONE") for name in self.jobs}
 
-    def _close(self, job: str, state: str) -> Ended:
-        key, sent = self.cells.pop(job)
-        for pickle in (sent.paths.submitted_pickle, sent.paths.result_pickle):
+    def _close(self, name: str, state: str) -> Ended:
+        job = self.jobs.pop(name)
+        for pickle in job.pickles:
             pickle.unlink(missing_ok=True)
         if state == "COMPLETED":
-            return Ended(key)
+            return Ended(job.key)
         if state == "GONE":
-            return Ended(key, f"SLURM no longer knows job {job}: see `sacct -j {job}` and {sent.paths.stderr}")
-        if state == "FAILED" and not sent.paths.stderr.exists():
-            return Ended(key, f"SLURM job {job} FAILED without a log: do its machines see the folder {sent.paths.folder}?")
-        said = REMEDIES.get(state) or _last_line(sent.paths.stderr)
-        return Ended(key, f"SLURM job {job} {state}{f': {said}' if said else ''} (log: {sent.paths.stderr})")
+            said = f"SLURM no longer knows what came of it: see `sacct -j {name}`"
+        elif state == "FAILED" and not job.log.exists():
+            said = f"it left no log: do SLURM's machines see {job.log.parent}?"
+        else:
+            said = REMEDIES.get(state) or _last_line(job.log) or "no reason was given"
+        return Ended(job.key, f"{said} (SLURM job {name}, {state}; log: {job.log})")
 
-    def _tell(self, kind: str, trouble: str) -> None:
+    def _warn(self, kind: str, trouble: str) -> None:
         if kind not in self.told:
             self.told.add(kind)
             log.warning("%s", trouble)
 
 
+@dataclass(frozen=True)
+class _Job:
+    key: str
+    log: Path
+    pickles: tuple[Path, ...]
+
+
 class _Cell:
     """What a job does. For the sake of `checkpoint` submitit puts a job back into the queue when its time is up."""
 
-    def __init__(self, work: Callable[[Path, str], Any], threads: int):
+    def __init__(self, work: Callable[[Path, str], None], threads: int):
         self.work, self.threads = work, threads
 
     def __call__(self, store: str, key: str) -> None:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)  # submitit waits for SIGKILL, but nothing more is to be saved
         torch.set_num_threads(self.threads)
-        self.work(Path(store), key)
+        try:
+            self.work(Path(store), key)
+        except InputError as error:
+            sys.exit(str(error))  # the log's last line
 
     def checkpoint(self, store: str, key: str) -> Any:
         """The same again: training goes on from its last checkpoint."""
