@@ -1,6 +1,6 @@
 """What studies cost beside their runs: starting one of 135 cells, and showing a store of 10,000 finished runs (synthetic).
 
-    python benchmarks/study.py [--runs 10000] [--epochs 100]
+python benchmarks/study.py [--runs 10000] [--epochs 100]
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ from collections.abc import Sequence
 from contextlib import redirect_stdout
 from pathlib import Path
 
+import torch
+
 from ebl.cli.matrix import matrix, news
 from ebl.provenance import provenance
 from ebl.study.executor import Ended
@@ -24,7 +26,7 @@ from ebl.study.runner import run_study
 from ebl.study.store import make_store, records
 
 
-class Begun(Exception):
+class BegunError(Exception):
     """The first run would begin now."""
 
 
@@ -32,7 +34,7 @@ class Nowhere:
     slots: int | None = 2
 
     def start(self, store: Path, keys: Sequence[str]) -> None:
-        raise Begun
+        raise BegunError
 
     def ended(self) -> list[Ended]:
         return []
@@ -48,7 +50,7 @@ def start_seconds(folder: Path) -> float:
     store = make_store(folder, study.name)
     try:
         run_study(store, study.cells, Nowhere())
-    except Begun:
+    except BegunError:
         return time.perf_counter() - begin
     raise AssertionError
 
@@ -62,7 +64,7 @@ def fill(folder: Path, runs: int, epochs: int) -> None:
     store = make_store(folder, "synthetic")
     store.add(cells[:runs])
     names = ("train_error", "train_top5_error", "train_cost", "test_error", "test_top5_error", "test_cost")
-    about = {"engine": "synthetic", **provenance(__import__("torch").device("cpu"))}
+    about = {"engine": "synthetic", **provenance(torch.device("cpu"))}
     for cell in cells[:runs]:
         run = store.run_folder(cell.key)
         run.mkdir()

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 
+import torch
 import tyro
 import yaml
 from rich.box import SIMPLE_HEAD
@@ -172,10 +173,11 @@ def _value(text: str) -> object:
 
 
 def _executor(args: Run, cells: Sequence[Cell]) -> Executor:
-    device = "cuda" if any(cell.config.device.startswith("cuda") for cell in cells) else "cpu"
-    if device == "cuda":
-        check_device("cuda")
-    return OnLocal(args.local, device)
+    devices = {cell.config.device for cell in cells}
+    for device in devices:
+        if not device.startswith("cuda") or not torch.cuda.is_available():  # a GPU is left to the workers
+            check_device(device)
+    return OnLocal(args.local, "cuda" if "cuda" in devices else "cpu")
 
 
 def _run_shown(store: Store, cells: Sequence[Cell], executor: Executor, retries: int) -> Outcome:
