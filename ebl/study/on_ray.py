@@ -71,7 +71,7 @@ class OnRay:
     def ended(self) -> list[Ended]:
         tasks = list(self.cells)
         over = self.ray.wait(tasks, num_returns=len(tasks), timeout=0)[0] if tasks else []
-        return [Ended(self.cells.pop(task), self._error(task)) for task in over]
+        return [Ended(self.cells.pop(task), _error(self.ray, task)) for task in over]
 
     def stop(self) -> None:
         tasks = list(self.cells)
@@ -82,19 +82,6 @@ class OnRay:
             self.ray.wait(tasks, num_returns=len(tasks), timeout=PATIENCE)
         if self.ours:
             self.ray.shutdown()  # ends a cluster of our own, only leaves another
-
-    def _error(self, task: Any) -> str:
-        try:
-            self.ray.get(task)
-        except self.ray.exceptions.WorkerCrashedError:
-            return "its worker was killed, or died, in mid-run"
-        except self.ray.exceptions.NodeDiedError:
-            return "the machine it ran on left the cluster"
-        except self.ray.exceptions.RayTaskError as error:
-            return _line(error.cause or error)
-        except self.ray.exceptions.RayError as error:
-            return _line(error)
-        return ""
 
 
 def _in_worker(
@@ -112,6 +99,21 @@ def _in_worker(
         for stream in (1, 2):
             os.dup2(file.fileno(), stream)
     work(Path(store), key)
+
+
+def _error(ray: Any, task: Any) -> str:
+    """Why a task ended, if it did not end well."""
+    try:
+        ray.get(task)
+    except ray.exceptions.WorkerCrashedError:
+        return "its worker was killed, or died, in mid-run"
+    except ray.exceptions.NodeDiedError:
+        return "the machine it ran on left the cluster"
+    except ray.exceptions.RayTaskError as error:
+        return _line(error.cause or error)
+    except ray.exceptions.RayError as error:
+        return _line(error)
+    return ""
 
 
 def _run_cell(store: Path, key: str) -> None:
@@ -141,10 +143,11 @@ def _connect(ray: Any, settings: Ray) -> None:
             warnings.simplefilter("ignore")
             ray.init(log_to_driver=False, logging_level=logging.CRITICAL, **where)
     except (OSError, OverflowError, ValueError, RuntimeError, ray.exceptions.RayError) as error:
+        said = getattr(error, "strerror", None) or _line(error)
         if settings.address is None:
-            raise InputError(f"no Ray cluster can be started on this machine: {_line(error)}; use --on local") from error
+            raise InputError(f"no Ray cluster can be started on this machine: {said}; use --on local") from error
         raise InputError(
-            f"ray.address = {settings.address}: {_line(error)}; start a cluster with `ray start --head`, "
+            f"ray.address = {settings.address}: {said}; start a cluster with `ray start --head`, "
             "or leave the address out for a fresh one"
         ) from error
     ray._private.worker._worker_logs_enabled = False  # what the nodes say would reach the console past log_to_driver
