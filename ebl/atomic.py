@@ -68,8 +68,13 @@ def read_json(path: Path) -> dict[str, Any]:
 
 def disk_error(path: Path, error: OSError) -> InputError:
     """What to tell the user of a write that failed."""
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+    if is_full(error):
         return InputError(
             f"{DISK_FULL}: {path.name} could not be written; free some space, then go on (the same command; train: --resume)"
         )
     return InputError(f"{path} could not be written ({error.strerror}): check the folder's permissions and space")
+
+
+def is_full(error: Exception) -> bool:
+    """Whether an error says that the disk, or the user's share of it, is full."""
+    return (isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)) or str(error).startswith(DISK_FULL)

@@ -8,7 +8,7 @@ import pytest
 from studies import Inline, tiny_yaml
 from test_cli import refused
 
-from ebl.cli import main
+from ebl.cli import main, study_run
 from ebl.cli import study as command
 from ebl.study.grid import read_study
 from ebl.study.record import Record
@@ -20,7 +20,7 @@ from ebl.study.store import make_store, open_store
 def _inline(monkeypatch, tmp_path):
     """Runs are made in this process, in a folder of their own."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(command, "OnLocal", lambda *_: Inline())
+    monkeypatch.setitem(study_run.EXECUTORS, "local", lambda *_: Inline())
 
 
 def said(capsys, *words: str) -> str:
@@ -114,7 +114,7 @@ def test_settings_from_flags_reach_every_run(capsys, tmp_path):
     dry = said(capsys, "run", "quick", "--rules", "r-ep", "tbp", "--seeds", "4", "5", *flags, "--dry-run")
     assert "0 of 4 runs done" in dry
     args = command.parse(command.Arguments, "", ["run", "quick", "--rules", "r-ep", "tbp", "--seeds", "4", *flags]).action
-    tbp, r_ep = (cell.config for cell in command._cells(args, read_study("quick").cells))
+    tbp, r_ep = (cell.config for cell in study_run._cells(args, read_study("quick").cells))
     assert (tbp.rule, tbp.beta, r_ep.rule, r_ep.beta) == ("tbp", None, "r-ep", 0.125)
     for c in (tbp, r_ep):
         assert (c.epochs, c.batch_size, c.seed, c.settle, c.model.gains) == (2, 25, 4, 5e-4, (0.3, 0.4, 0.5))

@@ -16,6 +16,7 @@ from ebl.errors import InputError
 from ebl.study import journal
 from ebl.study import store as store_module
 from ebl.study.cell import run_cell
+from ebl.study.grid import with_settings
 from ebl.study.journal import Tail, append, claimed, holder, readable
 from ebl.study.merge import merge
 from ebl.study.record import read_run
@@ -220,7 +221,9 @@ def test_a_run_goes_on_with_the_config_it_was_begun_with(tmp_path):
     store.run_folder(key).mkdir(parents=True)
     begun = {**store.cells()[key]["config"], "residual_warning": 0.5}
     (store.run_folder(key) / "config.json").write_text(json.dumps(begun))
+    store.add(with_settings(tiny_cells(tmp_path), {"device": "cuda"}))  # one key, wherever it is made
     run_cell(store.folder, key)
+    assert "it was begun on cpu and goes on there" in store.events.read_text()
     assert by_key(store)[key].status == "done"
     assert by_key(store)[key].config["residual_warning"] == 0.5
 

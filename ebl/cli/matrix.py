@@ -12,11 +12,24 @@ from rich.console import Console, Group
 from rich.table import Table
 from rich.text import Text
 
+from ebl.cli.flags import console
 from ebl.study.record import Record
 from ebl.study.rows import STATES, Place, places, rows
 from ebl.study.store import Store
 
 SHOWN = 20  # lines about single runs
+
+
+def show(found: Sequence[Record], store: Store | None) -> None:
+    """Print all of it."""
+    out = wide(console)
+    if not found:
+        console.print("no runs were asked for yet")
+        return
+    out.print(matrix(found))
+    out.print(news(found, store), highlight=False, soft_wrap=True)
+    where = f"; {store.folder}" if store is not None else ""
+    console.print(f"{totals(found)}{where}", highlight=False, soft_wrap=True)
 
 
 def matrix(records: Sequence[Record]) -> Table:

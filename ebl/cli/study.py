@@ -3,70 +3,23 @@
 from __future__ import annotations
 
 import json
-import os
-import sys
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
-import torch
 import tyro
-import yaml
 from rich.box import SIMPLE_HEAD
-from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
+from ebl.cli import study_run
 from ebl.cli.flags import console, parse
-from ebl.cli.matrix import duration, matrix, news, title, totals, wide
-from ebl.errors import InputError, choose
-from ebl.rules import RULES
-from ebl.study.executor import Executor
-from ebl.study.grid import BUILT_IN, Cell, narrowed, read_study, with_settings
-from ebl.study.local import Local, OnLocal
+from ebl.cli.matrix import show, wide
+from ebl.errors import choose
+from ebl.study.grid import BUILT_IN, read_study
 from ebl.study.record import Record
 from ebl.study.rows import rows
-from ebl.study.runner import Outcome, check_data, run_study
-from ebl.study.settings import checked, flat_config, relaxation_of
-from ebl.study.store import Store, make_store, open_store, records, waiting
-from ebl.train import check_device
-
-STUDIES = Path("runs/studies")
-ON = ("local",)
-
-
-@dataclass(frozen=True)
-class Run:
-    """Run a study, or what is left of it: what is done is kept, what failed is tried again. Killed, the same line goes on."""
-
-    study: tyro.conf.Positional[str]
-    """quick, table1, table2, table3, table6 (see `ebl study list`), or a YAML file of your own."""
-    rules: tuple[str, ...] = ()
-    """Only these rules; those the study does not have are added."""
-    datasets: tuple[str, ...] = ()
-    """Only these datasets; those the study does not have are added."""
-    seeds: tuple[int, ...] = ()
-    """Only these seeds; those the study does not have are added."""
-    epochs: int | None = None
-    """Epochs of every run."""
-    set: tuple[str, ...] = ()
-    """Other settings of every run, as key=value: --set beta=0.1 free.iterations=20 model.hidden=[16,32]."""
-    relax: str | None = None
-    """A preset whose relaxation every run takes: fast settles as well in a fifth of the iterations."""
-    device: str | None = None
-    """cpu or cuda, if not what the study says."""
-    data_dir: Path | None = None
-    """Where dataset files are; otherwise EBL_DATA, or the user's cache folder."""
-    store: Path | None = None
-    """Where the study is kept; runs/studies/NAME unless given."""
-    on: str = "local"
-    """Where runs are made: local."""
-    local: Annotated[Local, tyro.conf.arg(name="")] = field(default_factory=Local)
-    retries: int = 2
-    """How often a run that failed is tried again."""
-    dry_run: bool = False
-    """Only list the runs, with an estimate of their time."""
+from ebl.study.store import STUDIES as STUDIES
+from ebl.study.store import Store, open_store, records, waiting
 
 
 @dataclass(frozen=True)
@@ -95,7 +48,7 @@ class List:
 
 
 Action = (
-    Annotated[Run, tyro.conf.subcommand("run")]
+    Annotated[study_run.Run, tyro.conf.subcommand("run")]
     | Annotated[Show, tyro.conf.subcommand("show")]
     | Annotated[Merge, tyro.conf.subcommand("merge")]
     | Annotated[List, tyro.conf.subcommand("list")]
@@ -113,138 +66,14 @@ def run(argv: list[str]) -> None:
     if argv and not argv[0].startswith("-"):
         choose("action", argv[0], ("run", "show", "merge", "list"))
     action = parse(Arguments, "ebl study", argv).action
-    if isinstance(action, Run):
-        _run(action)
+    if isinstance(action, study_run.Run):
+        study_run.run(action)
     elif isinstance(action, Show):
         _show(action)
     elif isinstance(action, Merge):
         _merge(action)
     else:
         _list()
-
-
-def _run(args: Run) -> None:
-    study = read_study(args.study)
-    cells = _cells(args, study.cells)
-    if args.retries < 0:
-        raise InputError(f"--retries {args.retries}: use 0 or more")
-    choose("--on", args.on, ON)
-    if args.data_dir is not None:
-        os.environ["EBL_DATA"] = str(args.data_dir.expanduser().resolve())
-    folder = args.store or STUDIES / study.name
-    if args.dry_run:
-        _dry_run(cells, folder, args)
-        return
-    check_data(cells)
-    executor = _executor(args, cells)
-    store = make_store(folder, study.name, study.description)
-    outcome = _run_shown(store, cells, executor, args.retries)
-    found = [record for record in store.records() if record.key in {cell.key for cell in cells}]
-    _print(found, store)
-    if outcome.failed:
-        sys.exit(1)
-
-
-def _cells(args: Run, cells: Sequence[Cell]) -> tuple[Cell, ...]:
-    """The study's cells as the flags narrow and change them."""
-    for rule in args.rules:
-        choose("--rules", rule, RULES)
-    settings = checked({}, "")
-    for text in args.set:
-        key, equals, value = text.partition("=")
-        if not equals:
-            raise InputError(f"--set {text}: give key=value, such as --set beta=0.1")
-        settings |= checked({key: _value(value)}, "--set")
-    if args.relax is not None:
-        settings = relaxation_of(args.relax) | settings
-    for name in ("epochs", "device"):
-        if getattr(args, name) is not None:
-            settings[name] = getattr(args, name)
-    for key, values in (("rule", args.rules), ("dataset", args.datasets), ("seed", args.seeds)):
-        cells = narrowed(cells, key, values)
-    return with_settings(cells, settings)
-
-
-def _value(text: str) -> object:
-    try:
-        return yaml.safe_load(text)
-    except yaml.YAMLError:
-        return text
-
-
-def _executor(args: Run, cells: Sequence[Cell]) -> Executor:
-    devices = {cell.config.device for cell in cells}
-    for device in devices:
-        if not device.startswith("cuda") or not torch.cuda.is_available():  # a GPU is left to the workers
-            check_device(device)
-    return OnLocal(args.local, "cuda" if "cuda" in devices else "cpu")
-
-
-def _run_shown(store: Store, cells: Sequence[Cell], executor: Executor, retries: int) -> Outcome:
-    """Run a study with a bar over all epochs and a line for each run that ends."""
-    row = rows([waiting(cell) for cell in cells])
-    names = {cell.key: title(row[cell.key], flat_config(cell.config)) for cell in cells}
-    epochs = {cell.key: cell.config.epochs for cell in cells}
-    finished = {key: store.epochs(key) for key in epochs}
-    done = {key for key in epochs if store.is_done(key)}
-    columns = (TextColumn("{task.description}"), BarColumn(bar_width=20), MofNCompleteColumn(), TextColumn("epochs"))
-    times = (TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn())
-    with Progress(*columns, *times, console=console, speed_estimate_period=86400) as bar:
-        task = bar.add_task(
-            f"{len(done)} of {len(epochs)} runs done", total=sum(epochs.values()), completed=sum(finished.values())
-        )
-
-        def show(event: dict[str, Any]) -> None:
-            kind, key = event["event"], event.get("key", "")
-            if kind == "progress":
-                finished.update(event["epochs"])
-                running = f", {len(event['epochs'])} running" if event["epochs"] else ""
-                bar.update(task, description=f"{len(done)} of {len(epochs)} runs done{running}")
-            said = _said(event) if key in names else ""
-            if said and kind == "done":
-                done.add(key)
-                finished[key] = epochs[key]
-            if said:
-                bar.console.print(f"{names[key]}: {said}", highlight=False, soft_wrap=True)
-            bar.update(task, completed=sum(finished.values()))
-
-        return run_study(store, cells, executor, retries=retries, watch=show)
-
-
-def _said(event: dict[str, Any]) -> str:
-    """What an event is to the user."""
-    if event["event"] == "done":
-        errors = f"test error {100 * event['test_error']:.2f} %, train error {100 * event['train_error']:.2f} %"
-        return f"{errors}, {duration(event['seconds'])}" + (", collapsed" if event["collapsed"] else "")
-    if event["event"] == "warning":
-        return f"[yellow]warning[/]: {escape(event['message'])}"
-    return f"[red]failed[/]: {escape(event['error'])}" if event["event"] == "failed" else ""
-
-
-def _dry_run(cells: Sequence[Cell], folder: Path, args: Run) -> None:
-    from ebl.study.estimate import estimates
-
-    there = {r.key: r for r in open_store(folder).records()} if (folder / "study.json").exists() else {}
-    found = [there.get(cell.key) or waiting(cell) for cell in cells]
-    seconds, sources = estimates(cells, list(there.values()))
-    row = rows(found)
-    table = Table("run", "dataset", "seed", "epochs", "state", "time left", box=SIMPLE_HEAD)
-    for record in found:
-        c = record.config
-        left = duration(seconds[record.key]) if record.key in seconds else ""
-        table.add_row(row[record.key], c["dataset"], str(c["seed"]), f"{record.epoch}/{c['epochs']}", record.status, left)
-    wide(console).print(table)
-    total = sum(seconds.values())
-    said = f"{totals(found)}; {duration(total)} one at a time"
-    if args.local.processes:
-        said += (
-            f", {duration(total / args.local.processes)} with {args.local.processes} at a time, if that costs none of them time"
-        )
-    console.print(f"{said} ({'; '.join(sources)})" if seconds else said, highlight=False, soft_wrap=True)
-    try:
-        check_data(cells)
-    except InputError as error:
-        console.print(f"before it can start: {error}", highlight=False, soft_wrap=True)
 
 
 def _show(args: Show) -> None:
@@ -262,7 +91,7 @@ def _show(args: Show) -> None:
             line |= {name: final.get(name) for name in ("test_error", "train_error")} | {"seconds": record.seconds}
             print(json.dumps(line))
         return
-    _print(found, store)
+    show(found, store)
 
 
 def _find(name: str) -> tuple[list[Record], Store | None]:
@@ -281,17 +110,6 @@ def _find(name: str) -> tuple[list[Record], Store | None]:
         if not (folder / "study.json").exists():
             return [waiting(cell) for cell in study.cells], None
     return records(folder), open_store(folder) if (folder / "study.json").exists() else None
-
-
-def _print(found: Sequence[Record], store: Store | None) -> None:
-    out = wide(console)
-    if not found:
-        console.print("no runs were asked for yet")
-        return
-    out.print(matrix(found))
-    out.print(news(found, store), highlight=False, soft_wrap=True)
-    where = f"; {store.folder}" if store is not None else ""
-    console.print(f"{totals(found)}{where}", highlight=False, soft_wrap=True)
 
 
 def _merge(args: Merge) -> None:

@@ -9,11 +9,14 @@ import traceback
 from collections.abc import Iterator
 from pathlib import Path
 
-from ebl.atomic import DISK_FULL, write_atomically
+from ebl.atomic import is_full, write_atomically
+from ebl.config import Config
 from ebl.errors import InputError
 from ebl.study.journal import now
 from ebl.study.store import Store, open_store
 from ebl.train import train
+
+log = logging.getLogger("ebl")
 
 
 def run_cell(store: Path, key: str) -> None:
@@ -27,10 +30,10 @@ def run_cell(store: Path, key: str) -> None:
         kept.tell("claimed", key, attempt=attempt)
         with _warnings_told(kept, key):
             try:
-                train(kept.config(key), kept.run_folder(key), resume=True)
+                train(_config(kept, key), kept.run_folder(key), resume=True)
                 record = kept.finish(key)
             except Exception as error:
-                if str(error).startswith(DISK_FULL):
+                if is_full(error):
                     raise
                 kept.tell("failed", key, attempt=attempt, error=_line(error), retry=not isinstance(error, InputError))
                 _keep_traceback(kept, key, attempt)
@@ -43,10 +46,22 @@ def main() -> None:
     if len(sys.argv) != 3:
         sys.exit("usage: python -m ebl.study.cell STORE KEY")
     logging.basicConfig(level=logging.INFO, format="%(message)s")
+    store, key = Path(sys.argv[1]), sys.argv[2]
     try:
-        run_cell(Path(sys.argv[1]), sys.argv[2])
+        run_cell(store, key)
+        sys.exit(0 if open_store(store).is_done(key) else f"{key} is not done: see `ebl study show {store}`")
     except InputError as error:
         sys.exit(f"ebl: {error}")
+
+
+def _config(store: Store, key: str) -> Config:
+    """What the run was begun with, if it was; a run stays on its kind of device."""
+    config = store.config(key)
+    asked = store.cells().get(key, {}).get("config", {}).get("device", config.device)
+    if config.device != asked:
+        message = "it was begun on %s and goes on there; to train it anew on %s, remove %s"
+        log.warning(message, config.device, asked, store.run_folder(key))
+    return config
 
 
 class _ToStore(logging.Handler):
@@ -62,7 +77,7 @@ class _ToStore(logging.Handler):
 
 @contextlib.contextmanager
 def _warnings_told(store: Store, key: str) -> Iterator[None]:
-    log, handler = logging.getLogger("ebl"), _ToStore(store, key)
+    handler = _ToStore(store, key)
     log.addHandler(handler)
     try:
         yield

@@ -89,9 +89,12 @@ def claimed(path: Path) -> Iterator[bool]:
                 break
             time.sleep(0.05)
         if got:
-            file.truncate(0)
-            file.write(json.dumps(whoami()))
-            file.flush()
+            try:
+                file.truncate(0)
+                file.write(json.dumps(whoami()))
+                file.flush()
+            except OSError as error:
+                raise disk_error(path, error) from error
         yield got
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import multiprocessing
 import os
 import signal
@@ -17,9 +18,11 @@ from pathlib import Path
 
 import torch
 
+from ebl.atomic import disk_error
 from ebl.errors import InputError
 from ebl.study.executor import Ended
 
+PRELOAD = [__name__, "ebl.study.cell", "torch._dynamo"]  # the last is what torch imports when an optimiser is made
 PATIENCE = 5.0  # seconds a worker is given to end before it is killed
 
 
@@ -40,15 +43,18 @@ class Local:
 
 
 class OnLocal:
-    """Workers are forked off a server that has imported torch once, and end with this process, however it ends."""
+    """Workers end with this process, however it ends. On CPUs they are forked off a server that has imported torch once."""
 
     def __init__(self, settings: Local, device: str = "cpu"):
-        method = "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"
-        self.context = multiprocessing.get_context(method)
-        self.context.set_forkserver_preload([__name__, "ebl.study.cell"])
+        on_gpu = device.startswith("cuda")
+        forks = not on_gpu and "forkserver" in multiprocessing.get_all_start_methods()  # CUDA, once set up, cannot be forked
+        self.context = multiprocessing.get_context("forkserver" if forks else "spawn")
+        if forks:
+            self.context.set_forkserver_preload(PRELOAD)
         self.threads = settings.threads
-        self.gpus = _gpus() if device == "cuda" else []
-        self.slots: int | None = settings.processes or len(self.gpus) or max(1, _cores() // settings.threads)
+        self.gpus = _gpus() if device == "cuda" else []  # a device such as cuda:1 is taken as it is
+        fit = max(1, len(self.gpus)) if on_gpu else max(1, _cores() // settings.threads)
+        self.slots: int | None = settings.processes or fit
         self.workers: dict[str, _Worker] = {}
 
     def start(self, store: Path, keys: Sequence[str]) -> None:
@@ -109,9 +115,10 @@ def _work(store: Path, key: str, threads: int, environment: dict[str, str], pipe
         with (store / "logs" / f"{key}.log").open("a", encoding="utf-8", buffering=1) as file:
             for stream in (sys.stdout, sys.stderr):
                 os.dup2(file.fileno(), stream.fileno())
+            logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", force=True)
             run_cell(store, key)
     except (Exception, SystemExit) as error:
-        pipe.send(str(error))
+        pipe.send(str(disk_error(store, error) if isinstance(error, OSError) else error))
 
 
 def _end_with_parent() -> None:

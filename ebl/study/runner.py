@@ -99,7 +99,7 @@ class _Running:
 
     def hear(self) -> None:
         for event in self.tail.news():
-            if event["event"] == "failed":
+            if event.get("event") == "failed":
                 self.failures[event["key"]].append(event)
             self.watch(event)
 
