@@ -50,7 +50,7 @@ class OnRay:
     slots = None  # Ray queues what does not fit yet
 
     def __init__(self, settings: Ray, device: str = "cpu", *, work: Callable[[Path, str], None] | None = None):
-        if device == "cuda" and settings.gpus == 0:
+        if device.startswith("cuda") and settings.gpus == 0:
             raise InputError("ray.gpus = 0, but the runs want cuda: give --ray.gpus 1, or a share such as 0.25")
         self.settings, self.work = settings, work or _run_cell
         self.ray = _import_ray()

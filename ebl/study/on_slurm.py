@@ -88,7 +88,7 @@ class OnSlurm:
     slots = None  # SLURM queues
 
     def __init__(self, settings: Slurm, device: str = "cpu", *, work: Callable[[Path, str], None] | None = None):
-        if device == "cuda" and settings.gpus == 0 and not any("gpu" in option for option in settings.extra):
+        if device.startswith("cuda") and settings.gpus == 0 and not any("gpu" in option for option in settings.extra):
             raise InputError("slurm.gpus = 0, but the runs want cuda: give --slurm.gpus 1")
         self.settings, self.work = settings, work or _run_cell
         self.submitit = _import_submitit()
