@@ -58,7 +58,7 @@ def test_a_run_that_fits_on_no_machine_is_refused_where_none_can_come(caplog):
 def test_where_no_cluster_answers_the_error_comes_at_once():
     pytest.importorskip("ray")
     start = time.monotonic()
-    with pytest.raises(InputError, match=r"ray.address = 127.0.0.1:1: Connection refused; start a cluster"):
+    with pytest.raises(InputError, match=r"ray.address = 127.0.0.1:1: Connection refused; start a cluster there"):
         OnRay(Ray(address="127.0.0.1:1"))
     assert time.monotonic() - start < 10
 
@@ -75,7 +75,7 @@ def cluster():
 
 
 def test_with_two_workers_one_of_them_killed_in_mid_run_every_cell_ends_done_and_none_twice(cluster, tmp_path):
-    cells = tiny_cells(tmp_path, "grid: {rule: [cl, p-ep, c-ep]}", epochs=40)
+    cells = tiny_cells(tmp_path, "grid: {rule: [cl, c-ep]}", epochs=25)
     store, killed = make_store(tmp_path / "store", "tiny"), []
 
     def kill_the_first(event):
@@ -93,7 +93,7 @@ def test_with_two_workers_one_of_them_killed_in_mid_run_every_cell_ends_done_and
     once = Counter(cell.key for cell in cells)
     assert counted == {"claimed": once + Counter(killed), "failed": Counter(killed), "done": once}
     assert [e["error"] for e in told if e["event"] == "failed"] == ["its worker was killed, or died, in mid-run"]
-    assert len({e["pid"] for e in told if e["event"] == "claimed"}) == 4  # a process for each run
+    assert len({e["pid"] for e in told if e["event"] == "claimed"}) == 3  # a process for each run
     (config,) = (cell.config for cell in cells if cell.key == killed[0])
     train(config, tmp_path / "undisturbed")
     assert (store.run_folder(killed[0]) / "metrics.jsonl").read_text() == (tmp_path / "undisturbed/metrics.jsonl").read_text()

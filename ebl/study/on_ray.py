@@ -8,7 +8,7 @@ import logging
 import os
 import socket
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -47,7 +47,7 @@ class Ray:
 class OnRay:
     """Ray's own retries are off: a task that is lost is told of, and whoever runs the study starts its cell again."""
 
-    slots = None  # Ray queues what does not fit yet
+    slots: int | None = None  # Ray queues what does not fit yet
 
     def __init__(self, settings: Ray, device: str = "cpu", *, work: Callable[[Path, str], None] | None = None):
         if device.startswith("cuda") and settings.gpus == 0:
@@ -124,8 +124,7 @@ def _run_cell(store: Path, key: str) -> None:
 
 def _import_ray() -> Any:
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
+        with _hushed():
             return importlib.import_module("ray")
     except ImportError as error:
         raise InputError('--on ray needs Ray: pip install "ebl[ray]"') from error
@@ -139,18 +138,31 @@ def _connect(ray: Any, settings: Ray) -> None:
         if settings.address not in (None, "auto"):
             host, _, port = settings.address.rpartition(":")
             socket.create_connection((host, int(port)), timeout=PATIENCE).close()  # Ray itself would try for minutes
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
+        with _hushed():
             ray.init(log_to_driver=False, logging_level=logging.CRITICAL, **where)
     except (OSError, OverflowError, ValueError, RuntimeError, ray.exceptions.RayError) as error:
         said = getattr(error, "strerror", None) or _line(error)
         if settings.address is None:
             raise InputError(f"no Ray cluster can be started on this machine: {said}; use --on local") from error
         raise InputError(
-            f"ray.address = {settings.address}: {said}; start a cluster with `ray start --head`, "
-            "or leave the address out for a fresh one"
+            f"ray.address = {settings.address}: {said}; start a cluster there (`ray start --head`), set RAY_AUTH_MODE=token "
+            "if it wants a token, or leave the address out for a fresh one"
         ) from error
     ray._private.worker._worker_logs_enabled = False  # what the nodes say would reach the console past log_to_driver
+
+
+@contextlib.contextmanager
+def _hushed() -> Iterator[None]:
+    """Ray complains by warnings and, past Python's streams, on stderr; what matters comes as an exception too."""
+    stderr = os.dup(2)
+    try:
+        with warnings.catch_warnings(), Path(os.devnull).open("wb") as nowhere:
+            warnings.simplefilter("ignore")
+            os.dup2(nowhere.fileno(), 2)
+            yield
+    finally:
+        os.dup2(stderr, 2)
+        os.close(stderr)
 
 
 def _check_room(ray: Any, settings: Ray) -> None:

@@ -85,7 +85,7 @@ class Slurm:
 
 
 class OnSlurm:
-    slots = None  # SLURM queues
+    slots: int | None = None  # SLURM queues
 
     def __init__(self, settings: Slurm, device: str = "cpu", *, work: Callable[[Path, str], None] | None = None):
         if device.startswith("cuda") and settings.gpus == 0 and not any("gpu" in option for option in settings.extra):
