@@ -1,0 +1,250 @@
+"""--on slurm: each run is a job of SLURM, sent by submitit in arrays.
+
+submitit hands a job what to call as a pickle. Each array has a folder of its own under STORE/slurm, new and open to its user
+alone, that holds nothing but what was just written: so no job reads another pickle. Results are never read, and pickles are
+removed when a job ends.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import io
+import logging
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ebl.errors import InputError
+from ebl.study.executor import Ended
+
+log = logging.getLogger("ebl")
+
+LARGEST_ARRAY = 1000  # SLURM's own limit unless a site sets another
+POLL = 5.0  # seconds between looks at the queue
+PATIENCE = 10.0  # seconds that cancelled jobs are waited for
+NOTICE = 30  # seconds before its time is up that a job hears of it
+GOING_ON = {
+    *("PENDING", "CONFIGURING", "RUNNING", "SUSPENDED", "STOPPED", "SIGNALING", "STAGE_OUT", "COMPLETING", "RESIZING"),
+    *("REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "RESV_DEL_HOLD", "SPECIAL_EXIT"),
+}
+STUCK = re.compile("held|Partition(Time|Node|Config)|BadConstraints|Never|Invalid|NotAllowed|PerJob", re.IGNORECASE)
+"""Reasons to wait that time alone does not end."""
+REMEDIES = {
+    "OUT_OF_MEMORY": "its memory did not suffice: give more --slurm.memory",
+    "TIMEOUT": "its time was up: give more --slurm.time",
+    "CANCELLED": "it was cancelled",
+    "NODE_FAIL": "its machine failed",
+    "PREEMPTED": "it had to make room for another job",
+}
+
+
+@dataclass(frozen=True)
+class Slurm:
+    """Each run is a job of SLURM, in arrays (pip install "ebl[slurm]")."""
+
+    partition: str | None = None
+    """The partition; SLURM's default unless given."""
+    time: int = 240
+    """Minutes a job may take. A run that needs more goes back into the queue and then goes on where it was."""
+    requeues: int = 100
+    """How often a run may go back into the queue because its time was up."""
+    gpus: int = 0
+    """GPUs of a run: 0 or 1."""
+    cpus: int = 1
+    """CPUs of a run, and its threads."""
+    memory: float | None = None
+    """GB of memory of a run; SLURM's default unless given."""
+    at_once: int = 256
+    """Jobs of an array that may run at the same time."""
+    extra: tuple[str, ...] = ()
+    """More options of sbatch, without dashes: account=NAME constraint=a100 exclusive."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "extra", tuple(self.extra))
+        for name, least in (("time", 2), ("requeues", 0), ("cpus", 1), ("at_once", 1)):
+            if getattr(self, name) < least:
+                raise InputError(f"slurm.{name} = {getattr(self, name)}: use at least {least}")
+        if self.gpus not in (0, 1):
+            raise InputError(f"slurm.gpus = {self.gpus}: a run uses one GPU at most; use 0 or 1")
+        if self.memory is not None and not 0.01 <= self.memory < 1e6:
+            raise InputError(f"slurm.memory = {self.memory:g}: give GB, such as 8")
+        for option in self.extra:
+            if option.startswith("-") or not option.partition("=")[0].strip() or not option.isprintable():
+                raise InputError(f"slurm.extra = {option!r}: write NAME=VALUE, or NAME, as sbatch knows it without its dashes")
+
+
+class OnSlurm:
+    slots: int | None = None  # SLURM queues
+
+    def __init__(self, settings: Slurm, device: str = "cpu", *, work: Callable[[Path, str], None] | None = None):
+        if device.startswith("cuda") and settings.gpus == 0 and not any("gpu" in option for option in settings.extra):
+            raise InputError("slurm.gpus = 0, but the runs want cuda: give --slurm.gpus 1")
+        self.settings, self.work = settings, work or _run_cell
+        self.submitit = _import_submitit()
+        self.jobs: dict[str, _Job] = {}  # by SLURM's name for them
+        self.looked = 0.0
+        self.told: set[str] = set()  # what was warned of
+
+    def start(self, store: Path, keys: Sequence[str]) -> None:
+        """One array, or as many as SLURM wants for thousands of cells."""
+        store = store.resolve()
+        if "%" in str(store):
+            raise InputError(f"{store}: SLURM reads % in a path as a sign of its own; choose another --store")
+        for i in range(0, len(keys), LARGEST_ARRAY):
+            self.jobs |= self._submit(store, keys[i : i + LARGEST_ARRAY])
+
+    def ended(self) -> list[Ended]:
+        if not self.jobs or time.monotonic() - self.looked < POLL:
+            return []
+        return [self._close(name, state) for name, state in self._look().items() if state not in GOING_ON]
+
+    def stop(self) -> None:
+        if not self.jobs:
+            return
+        subprocess.run(["scancel", *_arrays(self.jobs)], capture_output=True, timeout=60)
+        until = time.monotonic() + PATIENCE
+        while time.monotonic() < until and any(state in GOING_ON for state in self._look().values()):
+            time.sleep(0.5)
+        for name in list(self.jobs):
+            self._close(name, "CANCELLED")
+
+    def _submit(self, store: Path, keys: Sequence[str]) -> dict[str, _Job]:
+        (store / "slurm").mkdir(exist_ok=True)
+        folder = tempfile.mkdtemp(prefix=time.strftime("%Y%m%d-%H%M%S-"), dir=store / "slurm")  # new, and its user's alone
+        s, said = self.settings, io.StringIO()
+        extra = {name: value if equals else True for name, equals, value in (option.partition("=") for option in s.extra)}
+        try:
+            with contextlib.redirect_stderr(said):
+                executor = self.submitit.SlurmExecutor(folder, max_num_timeout=s.requeues)
+                executor.update_parameters(
+                    job_name=f"ebl-{store.name}",
+                    wckey=None,  # submitit's own, which not every site takes
+                    partition=s.partition,
+                    time=s.time,
+                    nodes=1,
+                    ntasks_per_node=1,
+                    cpus_per_task=s.cpus,
+                    gpus_per_node=s.gpus or None,
+                    mem=f"{round(1024 * s.memory)}M" if s.memory else None,
+                    array_parallelism=s.at_once,
+                    signal_delay_s=NOTICE,
+                    srun_args=[f"--cpus-per-task={s.cpus}"],  # which srun does not take over from sbatch
+                    additional_parameters={"requeue": True, **extra},
+                )
+                sent = executor.map_array(_Cell(self.work, s.cpus), [str(store)] * len(keys), keys)
+        except (RuntimeError, OSError) as error:
+            line = " ".join((said.getvalue() or str(error)).replace("sbatch: error: ", "").split())
+            raise InputError(f"SLURM does not take the runs: {line}; change --slurm.partition, --slurm.time ...") from error
+        return {
+            job.job_id: _Job(key, job.paths.stderr, (job.paths.submitted_pickle, job.paths.result_pickle))
+            for key, job in zip(keys, sent, strict=True)
+        }
+
+    def _look(self) -> dict[str, str]:
+        """The state of each of our jobs."""
+        self.looked = time.monotonic()
+        command = ["squeue", "--noheader", "--array", "--states=all", "--format=%i|%T|%r"]
+        try:
+            found = subprocess.run(
+                [*command, f"--jobs={','.join(_arrays(self.jobs))}"], capture_output=True, text=True, timeout=60
+            )
+        except subprocess.TimeoutExpired:
+            found = subprocess.CompletedProcess(command, 1, "", "squeue gave no answer for a minute")
+        if found.returncode and "Invalid job id" not in found.stderr:  # which means that it has forgotten all of them
+            self._warn("squeue", f"SLURM's queue cannot be read: {' '.join(found.stderr.split())}; trying on")
+            return {}
+        states = {}
+        for line in found.stdout.splitlines():
+            name, state, reason = line.strip().split("|", 2)
+            states[name] = state
+            if name in self.jobs and state in GOING_ON and STUCK.search(reason):
+                self._warn(reason, f"SLURM jobs will not start: {reason}; see `scontrol show job {name}`")
+        return {name: states.get(name, "GONE") for name in self.jobs}
+
+    def _close(self, name: str, state: str) -> Ended:
+        job = self.jobs.pop(name)
+        for pickle in job.pickles:
+            pickle.unlink(missing_ok=True)
+        if state == "COMPLETED":
+            return Ended(job.key)
+        if state == "GONE":
+            said = f"SLURM no longer knows what came of it: see `sacct -j {name}`"
+        elif state == "FAILED" and not job.log.exists():
+            said = f"it left no log: do SLURM's machines see {job.log.parent}?"
+        else:
+            said = REMEDIES.get(state) or _last_line(job.log) or "no reason was given"
+        return Ended(job.key, f"{said} (SLURM job {name}, {state}; log: {job.log})")
+
+    def _warn(self, kind: str, trouble: str) -> None:
+        if kind not in self.told:
+            self.told.add(kind)
+            log.warning("%s", trouble)
+
+
+@dataclass(frozen=True)
+class _Job:
+    key: str
+    log: Path
+    pickles: tuple[Path, ...]
+
+
+class _Cell:
+    """What a job does. For the sake of `checkpoint` submitit puts a job back into the queue when its time is up."""
+
+    def __init__(self, work: Callable[[Path, str], None], threads: int):
+        self.work, self.threads = work, threads
+
+    def __call__(self, store: str, key: str) -> None:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)  # submitit waits for SIGKILL, but nothing more is to be saved
+        torch.set_num_threads(self.threads)
+        try:
+            self.work(Path(store), key)
+        except InputError as error:
+            sys.exit(str(error))  # the log's last line
+
+    def checkpoint(self, store: str, key: str) -> Any:
+        """The same again: training goes on from its last checkpoint."""
+        return importlib.import_module("submitit").helpers.DelayedSubmission(self, store, key)
+
+
+def _run_cell(store: Path, key: str) -> None:
+    from ebl.study.cell import run_cell
+
+    run_cell(store, key)
+
+
+def _import_submitit() -> Any:
+    try:
+        submitit = importlib.import_module("submitit")
+    except ImportError as error:
+        raise InputError('--on slurm needs submitit: pip install "ebl[slurm]"') from error
+    missing = [name for name in ("sbatch", "squeue", "scancel", "srun") if shutil.which(name) is None]
+    if missing:
+        raise InputError(f"--on slurm needs SLURM's {', '.join(missing)}: run on a machine from which jobs are submitted")
+    logging.getLogger("submitit").setLevel(logging.ERROR)
+    return submitit
+
+
+def _arrays(jobs: Iterable[str]) -> list[str]:
+    """Array jobs are called ARRAY_TASK."""
+    return sorted({job.partition("_")[0] for job in jobs})
+
+
+def _last_line(path: Path) -> str:
+    """Of a job's log; srun's own words only where there are no others, such as of a process that was killed."""
+    text = path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    own = [line for line in lines if not line.startswith("srun: ")]
+    srun = [line for line in lines if line.startswith("srun: error: ")]
+    return (own or srun or [""])[-1][:300]
