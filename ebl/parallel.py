@@ -82,7 +82,9 @@ class Ranks:
         if name != "cuda":
             raise InputError(f"device = {name!r} with {self.size} processes: give cuda, each process takes a GPU of its own")
         count = torch.cuda.device_count()
-        if 0 < count <= self.local_rank:
+        if not count:
+            return name
+        if self.local_rank >= count:
             raise InputError(f"device = 'cuda' with more processes than GPUs here, {count}: torchrun --nproc-per-node {count}")
         return f"cuda:{self.local_rank}"
 
@@ -178,10 +180,11 @@ class Shared:
 
 
 @contextlib.contextmanager
-def join(timeout: timedelta = TIMEOUT) -> Iterator[Ranks]:
+def join(timeout: timedelta = TIMEOUT, backend: str | None = None) -> Iterator[Ranks]:
     """All processes of this run, if torchrun started it; otherwise this one alone.
 
-    When one fails they all end, and the first that knows why says so."""
+    When one fails they all end, and the first that knows why says so. GPUs talk by NCCL, CPUs by gloo, unless `backend` is
+    given: gloo takes GPUs too, several processes on one even, but is slow there."""
     if os.environ.get("WORLD_SIZE", "1") == "1" or "RANK" not in os.environ:
         yield ALONE
         return
@@ -190,7 +193,8 @@ def join(timeout: timedelta = TIMEOUT) -> Iterator[Ranks]:
     try:
         store, rank, size = next(rendezvous("env://", timeout=timeout))
         store.set_timeout(timeout)
-        backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() and dist.is_nccl_available() else "gloo"
+        if backend is None:
+            backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() and dist.is_nccl_available() else "gloo"
         dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=timeout)
     except (RuntimeError, ValueError) as error:
         raise InputError(
@@ -220,8 +224,7 @@ def _talking() -> Iterator[None]:
         yield
     except RuntimeError as error:
         raise InputError(
-            f"another process of this run has ended, or has been silent for {TIMEOUT.seconds // 60} minutes: start all of them "
-            "again, with --resume"
+            "another process of this run has ended or does not answer: start all of them again, with --resume"
         ) from error
 
 
