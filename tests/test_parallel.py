@@ -124,7 +124,7 @@ def epochs(ranks):
 
 @cache
 def data():
-    return few(11, 10)
+    return few(11, 9)
 
 
 def epoch(ranks, path, change, device=CPU):
@@ -177,7 +177,7 @@ def alone():
 
 @pytest.mark.parametrize("num_ranks", [2, 3])
 def test_an_epoch_of_several_ranks_is_that_of_one_process(num_ranks, alone):
-    """To rounding: uneven parts; a last batch of another size, of which some have as much and of three ranks one has nothing."""
+    """To rounding: uneven parts; a last batch of another size, of which some have as much and one of three has nothing."""
     found, codes = world(num_ranks, epochs)
     assert codes == [0] * num_ranks
     for (path, name), truth in alone.items():
@@ -218,7 +218,7 @@ def training(ranks, config, out, stop_after=None):
     return result, len(seen)
 
 
-RUN = replace(AVERAGE, val=5)
+RUN = replace(AVERAGE, val=5, test_batch_size=19)  # of 20: a batch of one at the end
 
 
 @pytest.fixture(scope="module")
@@ -386,7 +386,7 @@ def test_torchrun_ends_a_run_one_process_of_which_was_killed_and_another_number_
     assert done < 3
     found, codes = world(3, command, words, joins=False)
     assert codes == [code for code, _, _ in found] == [0, 0, 0]
-    assert found[0][1].count("epoch   ") == 3 - done
+    assert found[0][1].count("epoch   ") >= 3 - done  # or one more, if it was killed between a line and its checkpoint
     assert not any(out + err for _, out, err in found[1:])  # the first process alone shows its progress
     assert len(read_lines(run / "metrics.jsonl")) == 3
     assert json.loads((run / "result.json").read_text())["processes"] == 3
