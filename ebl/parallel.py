@@ -188,10 +188,13 @@ def join(timeout: timedelta = TIMEOUT, backend: str | None = None) -> Iterator[R
     if os.environ.get("WORLD_SIZE", "1") == "1" or "RANK" not in os.environ:
         yield ALONE
         return
+    from torch.distributed.distributed_c10d import PrefixStore
     from torch.distributed.rendezvous import rendezvous
 
     try:
         store, rank, size = next(rendezvous("env://", timeout=timeout))
+        attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")  # torchrun may keep one store for all of them
+        store = PrefixStore(f"ebl {attempt}", store)
         store.set_timeout(timeout)
         if backend is None:
             backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() and dist.is_nccl_available() else "gloo"
@@ -213,7 +216,7 @@ def join(timeout: timedelta = TIMEOUT, backend: str | None = None) -> Iterator[R
 
 def _told_before(store: Any) -> bool:
     try:
-        return store.add("ebl told", 1) > 1
+        return store.add("told", 1) > 1
     except RuntimeError:  # the store went with the process that kept it
         return False
 
