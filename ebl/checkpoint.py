@@ -38,7 +38,7 @@ def load_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
         raise InputError(
             f"{path} has format {header.get('format')}, this version reads {FORMAT}: use the ebl version that wrote it"
         )
-    return {name: _image_layout(t) for name, t in tensors.items()}, header
+    return {name: image_layout(t) for name, t in tensors.items()}, header
 
 
 def fill(path: Path, targets: dict[str, Tensor], tensors: dict[str, Tensor]) -> None:
@@ -56,6 +56,6 @@ def fill(path: Path, targets: dict[str, Tensor], tensors: dict[str, Tensor]) -> 
             target.copy_(tensors[name])
 
 
-def _image_layout(t: Tensor) -> Tensor:
+def image_layout(t: Tensor) -> Tensor:
     """A copy of its own: where a tensor starts in memory can change the last bits of what is computed from it."""
     return t.clone(memory_format=torch.channels_last if t.dim() == 4 else torch.contiguous_format)

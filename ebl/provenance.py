@@ -13,11 +13,12 @@ import torch
 from ebl.version import __version__
 
 
-def provenance(device: torch.device) -> dict[str, Any]:
+def provenance(device: torch.device, processes: int = 1) -> dict[str, Any]:
     return {
         "version": __version__,
         "commit": _commit(),
         "hardware": torch.cuda.get_device_name(device) if device.type == "cuda" else _cpu(),
+        "processes": processes,
         "threads": torch.get_num_threads(),
         "python": platform.python_version(),
         "torch": torch.__version__,

@@ -17,6 +17,7 @@ from torch import Tensor
 from ebl.boundary import FREE, Clamp
 from ebl.errors import InputError, choose
 from ebl.models.autograd import autograd_update, bounds_of
+from ebl.parallel import everywhere
 from ebl.recording import recording
 from ebl.types import Boundary, Energy, Memo, Settled, State, Trajectory
 
@@ -93,7 +94,7 @@ def relax(
                 residual = torch.stack(gaps).amax(0) if gaps else residual
             if trajectory:
                 seen.append((net.energy(x, state) + boundary.energy(state[-1]), residual, state[-1]))
-            if schedule.tolerance is not None and bool((residual <= schedule.tolerance).all()):
+            if schedule.tolerance is not None and everywhere(bool((residual <= schedule.tolerance).all())):
                 break
     kept = Trajectory(*(torch.stack(column) for column in zip(*seen, strict=True))) if trajectory else None
     return Settled(state, residual, iteration, kept)

@@ -12,6 +12,7 @@ from ebl.config import Config
 from ebl.costs import SquaredError
 from ebl.data.batches import Batches
 from ebl.models.hopfield import Hopfield
+from ebl.parallel import ALONE, Part, Ranks, Shared
 from ebl.relax import Schedule, relax
 from ebl.rules import as_target, error_rates, estimate_gradients, rank_of_label
 from ebl.types import State
@@ -20,13 +21,15 @@ TOTALS = ("examples", "error", "top5_error", "cost", "residual", "iterations")
 
 
 class Stepper(Protocol):
-    """Trains a network's parameters. All state but parameters and momentum is here: `totals` and `carried`."""
+    """Trains a network's parameters. All state but parameters and momentum is here: `totals` and `carried`.
+
+    Several ranks have a part of each batch, and of these two; the parameters stay the same on all of them."""
 
     name: str
     totals: Tensor  # (6,) float64: sums over the examples since someone set it to zero
     carried: State | None  # where the next free phase starts, if not at zero
 
-    def step(self, x: Tensor, y: Tensor, iterations: int, generator: torch.Generator) -> None: ...
+    def step(self, x: Tensor, y: Tensor, iterations: int, generator: torch.Generator, part: Part | None = None) -> None: ...
 
     def evaluate(self, batches: Batches, schedule: Schedule) -> dict[str, Any]: ...
 
@@ -34,14 +37,15 @@ class Stepper(Protocol):
 class PlainStep:
     """As the library's functions do it, one call after another; every model, rule and device."""
 
-    def __init__(self, config: Config, net: Hopfield, optimiser: torch.optim.SGD):
-        self.config, self.net, self.optimiser = config, net, optimiser
+    def __init__(self, config: Config, net: Hopfield, optimiser: torch.optim.SGD, ranks: Ranks = ALONE):
+        self.config, self.net, self.optimiser, self.ranks = config, net, optimiser, ranks
+        self.shared = None if ranks.alone else Shared(ranks, list(net.parameters()))
         self.name = "plain"
         self.totals = torch.zeros(len(TOTALS), dtype=torch.float64)
         self.carried: State | None = None
 
-    def step(self, x: Tensor, y: Tensor, iterations: int, generator: torch.Generator) -> None:
-        c = self.config
+    def step(self, x: Tensor, y: Tensor, iterations: int, generator: torch.Generator, part: Part | None = None) -> None:
+        c, part = self.config, part or Part.of(len(x))
         start = self.carried if self.carried is not None and len(self.carried[0]) == len(x) else None
         seen = estimate_gradients(
             self.net,
@@ -54,30 +58,35 @@ class PlainStep:
             start=start,
             generator=generator,
         )
+        if self.shared is not None:
+            gradients = [p.grad for p in self.net.parameters() if p.grad is not None]
+            self.shared.put(gradients, part.share)
+            torch._foreach_copy_(gradients, self.shared.add_up())
         self.optimiser.step()
         if c.start == "carry":
             self.carried = seen.state
         residual = seen.free.residual.mean() + 0 * seen.nudged.residual.sum()  # what is not finite shows
         means = (1.0, seen.top1_error, seen.top5_error, seen.cost, residual, seen.free.iterations)
-        self.totals += len(x) * torch.tensor([float(v) for v in means], dtype=torch.float64)
+        self.totals += part.count * torch.tensor([float(v) for v in means], dtype=torch.float64)
 
     def evaluate(self, batches: Batches, schedule: Schedule) -> dict[str, Any]:
-        return evaluate(self.net, batches, schedule)
+        return evaluate(self.net, batches, schedule, self.ranks)
 
 
-def evaluate(net: Hopfield, batches: Batches, schedule: Schedule) -> dict[str, Any]:
+def evaluate(net: Hopfield, batches: Batches, schedule: Schedule, ranks: Ranks = ALONE) -> dict[str, Any]:
     """Errors, cost, residual and the share of saturated units of each hidden layer, from zero starts."""
     totals = torch.zeros(len(TOTALS), dtype=torch.float64)
     saturated = torch.zeros(len(net.links) - 1, dtype=torch.float64)
-    for x, y in batches.in_order():
+    for step, (x, y) in enumerate(batches.in_order()):
+        count = batches.part(step).count
         settled = relax(net, x, schedule)
         output = settled.state[-1]
         cost = SquaredError().value(output, as_target(y, output)).mean()
         means = (1.0, *error_rates(output, y), cost, settled.residual.mean(), settled.iterations)
-        totals += len(x) * torch.tensor([float(v) for v in means], dtype=torch.float64)
+        totals += count * torch.tensor([float(v) for v in means], dtype=torch.float64)
         shares = torch.tensor([float((s >= 1).double().mean()) for s in settled.state[:-1]], dtype=torch.float64)
-        saturated += len(x) * shares
-    return report(totals, saturated)
+        saturated += count * shares
+    return report(ranks.total(totals), ranks.total(saturated))
 
 
 def report(totals: Tensor, saturated: Tensor) -> dict[str, Any]:

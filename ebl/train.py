@@ -18,22 +18,25 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from ebl.atomic import append_line, read_json, read_lines, write_atomically
-from ebl.checkpoint import fill, load_checkpoint, save_checkpoint
+from ebl.checkpoint import fill, image_layout, load_checkpoint, save_checkpoint
 from ebl.config import Config, build_network, differences, read_config, to_json
-from ebl.data import Dataset, checked_split, load
+from ebl.data import Dataset, Split, checked_split, load
 from ebl.data.batches import Batches
-from ebl.data.fingerprint import check_data, keep_data
+from ebl.data.fingerprint import check_data, fingerprint, keep_data
 from ebl.data.own import is_own
 from ebl.data.splits import held_out, seeded
 from ebl.engine import make_stepper
 from ebl.errors import InputError
 from ebl.models.hopfield import Hopfield, per_layer
 from ebl.pace import LOOK, Pace
+from ebl.parallel import ALONE, Part, Ranks
 from ebl.provenance import provenance
 from ebl.relax import Schedule
 from ebl.steps import means_of
+from ebl.types import State
 
 try:
     import fcntl
@@ -59,28 +62,30 @@ def train(
     watch: Watcher | None = None,
     checkpoint_seconds: float = 60.0,
     data_dir: str | Path | None = None,
+    ranks: Ranks = ALONE,
 ) -> dict[str, Any]:
     """Train as the config says into the folder `out` and return what result.json holds.
 
     With `resume`, a run that was killed goes on from its last checkpoint, and one that is done returns its result. The result's
-    seconds leave out what a kill lost."""
+    seconds leave out what a kill lost. Several processes (see `ebl.parallel.join`) call this alike, each with its own `ranks`:
+    they have a part of each batch, and the first one alone writes, and tells `watch`."""
     out = Path(out)
-    device = check_device(config.device)
+    device = check_device(ranks.device(config.device))
     data = load(config.dataset, data_dir) if dataset is None else dataset
     for split in (data.train, data.test):
         checked_split(data.name, config.entry, split)
-    run = _Run(config, data, device)
-    with _claim(out, config, resume):
-        keep_data(out, data)
-        return _train(run, out, watch, checkpoint_seconds)
+    run = _Run(config, data, device, ranks)
+    _check_alike(ranks, config, data)  # and wait for all of them, before anything is written
+    with _claim(out, config, resume) if ranks.first else contextlib.nullcontext():
+        if ranks.first:
+            keep_data(out, data)
+        return _train(run, out, watch if ranks.first else None, checkpoint_seconds)
 
 
 def _train(run: _Run, out: Path, watch: Watcher | None, checkpoint_seconds: float) -> dict[str, Any]:
-    config, data, result = run.config, run.data, out / "result.json"
-    if result.exists():
-        done = read_json(result)
-        if "final" not in done:
-            raise InputError(f"{result} is damaged: remove it and go on with --resume")
+    config, data, ranks = run.config, run.data, run.ranks
+    done = ranks.share(_result(out) if ranks.first else None)
+    if done is not None:
         return done
     lines = run.restore(out)
     collapsed = _collapsed(lines, data)
@@ -91,11 +96,13 @@ def _train(run: _Run, out: Path, watch: Watcher | None, checkpoint_seconds: floa
         run.look()
         trained = run.lap()
         line = run.finish_epoch()
-        append_line(out / "metrics.jsonl", line)
+        if ranks.first:
+            append_line(out / "metrics.jsonl", line)
         run.save(out)
         seconds = round(trained + run.lap(), 3)
-        times = {"epoch": line["epoch"], "seconds": seconds, "training_seconds": trained, "finished": _now()}
-        append_line(out / "times.jsonl", times)
+        if ranks.first:
+            times = {"epoch": line["epoch"], "seconds": seconds, "training_seconds": trained, "finished": _now()}
+            append_line(out / "times.jsonl", times)
         lines.append(line)
         if run.pace.iterations != before:
             change = (run.pace.iterations, before, line["epoch"], line["free_residual"], config.settle)
@@ -103,17 +110,43 @@ def _train(run: _Run, out: Path, watch: Watcher | None, checkpoint_seconds: floa
         collapsed = _warn(config, lines, data, collapsed)
         if watch is not None:
             watch({**line, "seconds": seconds})
-    final = {
+    return ranks.share(_finish(run, out, lines, collapsed) if ranks.first else None)
+
+
+def _check_alike(ranks: Ranks, config: Config, data: Dataset) -> None:
+    """All ranks are here, and train the same on the same."""
+    if ranks.alone:
+        return
+    mine = [to_json(config), fingerprint(data)]
+    if not ranks.all(mine == ranks.share(mine)):
+        raise InputError(
+            f"the {ranks.size} processes have other settings or other images of {config.dataset}: give all of them the same"
+        )
+
+
+def _result(out: Path) -> dict[str, Any] | None:
+    """Of a run that is done."""
+    path = out / "result.json"
+    if not path.exists():
+        return None
+    done = read_json(path)
+    if "final" not in done:
+        raise InputError(f"{path} is damaged: remove it and go on with --resume")
+    return done
+
+
+def _finish(run: _Run, out: Path, lines: list[dict[str, Any]], collapsed: bool) -> dict[str, Any]:
+    result = {
         "final": lines[-1],
-        "best": min(lines, key=lambda line: line["val_error" if config.val else "test_error"]),
+        "best": min(lines, key=lambda line: line["val_error" if run.config.val else "test_error"]),
         "collapsed": collapsed,
         "seconds": round(sum(line["seconds"] for line in read_lines(out / "times.jsonl")), 1),
-        "config": json.loads(to_json(config)),
+        "config": json.loads(to_json(run.config)),
         "engine": run.stepper.name,
-        **provenance(run.net.biases[0].device),
+        **provenance(run.net.biases[0].device, run.ranks.size),
     }
-    write_atomically(result, (json.dumps(final, indent=2) + "\n").encode())
-    return final
+    write_atomically(out / "result.json", (json.dumps(result, indent=2) + "\n").encode())
+    return result
 
 
 def load_run(folder: str | Path, device: str = "cpu") -> tuple[Config, Hopfield]:
@@ -151,8 +184,8 @@ def check_device(name: str) -> torch.device:
 class _Run:
     """All that changes while a run goes on: parameters, momentum, carried state, position, sums."""
 
-    def __init__(self, config: Config, data: Dataset, device: torch.device):
-        self.config, self.data = config, data
+    def __init__(self, config: Config, data: Dataset, device: torch.device, ranks: Ranks = ALONE):
+        self.config, self.data, self.ranks = config, data, ranks
         self.net = build_network(config).to(device)
         self.rates = per_layer("optimiser.rates", config.optimiser.rates, len(self.net.links))
         self.optimiser = torch.optim.SGD(
@@ -165,13 +198,22 @@ class _Run:
         train = data.train
         if config.val:
             train, val = held_out(train, config.val / len(train.labels), config.seed)
-            self.tests["val"] = Batches(val.to(device), config.entry, config.test_batch_size)
-        self.training = Batches(train.to(device), config.entry, config.batch_size, config.seed, config.augment)
-        self.tests["test"] = Batches(data.test.to(device), config.entry, config.test_batch_size)
+            self.tests["val"] = self.batches(val, config.test_batch_size)
+        self.training = self.batches(train, config.batch_size, seed=config.seed, augment=config.augment)
+        self.tests["test"] = self.batches(data.test, config.test_batch_size)
+        if ranks.size > min(config.batch_size, len(train.labels)):
+            what = f"batch_size = {config.batch_size}" if config.batch_size < ranks.size else f"{len(train.labels)} images"
+            raise InputError(f"{what} for {ranks.size} processes: each needs an example; start fewer processes")
         self.epoch, self.step = 0, 0
+        self.part: Part | None = None  # of the batch whose state is carried over
         self.clock = time.perf_counter()
-        self.stepper = make_stepper(config, self.net, self.optimiser)
+        self.stepper = make_stepper(config, self.net, self.optimiser, ranks)
         self.pace = Pace.starting(config.settle, config.free.iterations)
+
+    def batches(self, split: Split, batch_size: int, **options: Any) -> Batches:
+        device = self.net.biases[0].device
+        rank, size = self.ranks.rank, self.ranks.size
+        return Batches(split.to(device), self.config.entry, batch_size, rank=rank, num_ranks=size, **options)
 
     def train_epoch(self, out: Path, watch: Watcher | None, checkpoint_seconds: float) -> None:
         saved = time.monotonic()
@@ -179,28 +221,38 @@ class _Run:
             group["lr"] = rate
         means = means_of(self.stepper.totals)
         for x, y in self.training.epoch(self.epoch, self.step):
-            signs = seeded(self.config.seed, "signs", self.epoch, self.step)
-            self.stepper.step(x, y, self.pace.iterations, signs)
-            self.step += 1
-            if (
-                self.step % LOOK == 0 or self.step == 1 or self.stepper.totals.device.type == "cpu"
-            ):  # reading a GPU's sums makes it wait
+            self.train_step(x, y)
+            looks = self.step % LOOK == 0 or self.step == 1 or self.stepper.totals.device.type == "cpu"
+            if looks:  # reading a GPU's sums makes it wait
                 means = self.look()
             if watch is not None:
                 position = {"epoch": self.epoch + 1, "step": self.step, "steps": self.training.steps}
                 shown = {"train_error": means["error"], "train_cost": means["cost"], "free_residual": means["residual"]}
                 watch(position | shown)
-            if time.monotonic() - saved > checkpoint_seconds and self.step < self.training.steps:
+            asks = (looks or self.ranks.alone) and self.step < self.training.steps
+            if asks and self.ranks.share(time.monotonic() - saved > checkpoint_seconds):
                 self.look()  # a run that diverged must not spoil its checkpoint
                 self.save(out)
-                line = {"epoch": self.epoch + 1, "step": self.step, "seconds": self.lap()}
-                append_line(out / "times.jsonl", line)
+                if self.ranks.first:
+                    line = {"epoch": self.epoch + 1, "step": self.step, "seconds": self.lap()}
+                    append_line(out / "times.jsonl", line)
                 saved = time.monotonic()
+
+    def train_step(self, x: Tensor, y: Tensor) -> None:
+        """A step on this rank's part of the next batch."""
+        part = self.training.part(self.step)
+        if self.part is not None and self.part.whole != part.whole:  # as the paper's simulations: all start at zero again
+            self.stepper.carried = None
+        signs = part.generator(seeded(self.config.seed, "signs", self.epoch, self.step))
+        with self.ranks.together():
+            self.stepper.step(x, y, self.pace.iterations, signs, part)
+        self.part = part
+        self.step += 1
 
     def look(self) -> dict[str, float]:
         """Read the sums, stop a run that diverged, and let the number of iterations follow the residual."""
-        totals = self.stepper.totals.tolist()
-        means = means_of(self.stepper.totals)
+        sums = self.ranks.total(self.stepper.totals)
+        totals, means = sums.tolist(), means_of(sums)
         if not math.isfinite(means["cost"] + means["residual"]):
             raise self.diverged("cost", means["cost"])
         if self.config.settle is not None and self.step % LOOK == 0:
@@ -217,7 +269,8 @@ class _Run:
         train = self.look()
         c = self.config
         schedule = replace(c.free, iterations=self.pace.for_test(c.settle, c.free.iterations))
-        tests = {name: self.stepper.evaluate(batches, schedule) for name, batches in self.tests.items()}
+        with self.ranks.together():
+            tests = {name: self.stepper.evaluate(batches, schedule) for name, batches in self.tests.items()}
         test = tests["test"]
         if not math.isfinite(test["cost"]):
             raise self.diverged("test cost", test["cost"])
@@ -252,9 +305,13 @@ class _Run:
         tensors = dict(self.net.state_dict())
         if self.config.optimiser.momentum:
             tensors |= {f"momentum.{n}": self.optimiser.state[p]["momentum_buffer"] for n, p in self.net.named_parameters()}
-        tensors |= {f"carried.{k}": s for k, s in enumerate(self.stepper.carried or ())}
-        header = {"epoch": self.epoch, "step": self.step, "totals": self.stepper.totals.tolist(), "pace": asdict(self.pace)}
-        save_checkpoint(out / "checkpoint.safetensors", tensors, header)
+        if self.stepper.carried is not None and self.part is not None:
+            whole = [self.ranks.gather(s, self.part) for s in self.stepper.carried]
+            tensors |= dict(zip(self.carried_names(), whole, strict=True))
+        totals = self.ranks.total(self.stepper.totals).tolist()
+        header = {"epoch": self.epoch, "step": self.step, "totals": totals, "pace": asdict(self.pace)}
+        if self.ranks.first:
+            save_checkpoint(out / "checkpoint.safetensors", tensors, header)
 
     def is_past(self, line: dict[str, Any]) -> bool:
         """Whether a line tells of something before the position of this run; times are told within epochs too."""
@@ -264,27 +321,46 @@ class _Run:
     def restore(self, out: Path) -> list[dict[str, Any]]:
         """Go back to the newest checkpoint, if there is one; the metrics up to there."""
         path = out / "checkpoint.safetensors"
-        if path.exists():
-            tensors, header = load_checkpoint(path)
-            named = dict(self.net.named_parameters()) if self.config.optimiser.momentum else {}
-            buffers = {f"momentum.{n}": torch.zeros_like(p) for n, p in named.items()}
-            fill(path, dict(self.net.state_dict()) | buffers, tensors)
-            for name, p in named.items():
-                self.optimiser.state[p]["momentum_buffer"] = buffers[f"momentum.{name}"]
-            carried = [
-                tensors[f"carried.{k}"].to(self.net.biases[0].device)
-                for k in range(len(self.net.links))
-                if f"carried.{k}" in tensors
-            ]
-            self.stepper.carried = tuple(carried) or None
-            self.epoch, self.step = header["epoch"], header["step"]
+        tensors, header = load_checkpoint(path) if self.ranks.first and path.exists() else (dict(self.net.state_dict()), {})
+        tensors, header = self.ranks.share_tensors(tensors), self.ranks.share(header)
+        fill(path, dict(self.net.state_dict()), tensors)  # ranks start alike, on whatever machines
+        if header:
+            self.go_to(path, tensors, header)
+        return self.ranks.share(self.lines_so_far(out) if self.ranks.first else None)
+
+    def go_to(self, path: Path, tensors: dict[str, Tensor], header: dict[str, Any]) -> None:
+        """Take over what a checkpoint holds beside the parameters."""
+        named = dict(self.net.named_parameters()) if self.config.optimiser.momentum else {}
+        buffers = {f"momentum.{n}": torch.zeros_like(p) for n, p in named.items()}
+        fill(path, buffers, tensors)
+        for name, p in named.items():
+            self.optimiser.state[p]["momentum_buffer"] = buffers[f"momentum.{name}"]
+        self.stepper.carried = self.my_part([tensors[name] for name in self.carried_names() if name in tensors])
+        self.epoch, self.step = header["epoch"], header["step"]
+        if self.ranks.first:  # the sums of all ranks together count
             self.stepper.totals.copy_(torch.tensor(header["totals"], dtype=torch.float64))
-            self.pace = Pace(**header["pace"])
+        self.pace = Pace(**header["pace"])
+
+    def carried_names(self) -> list[str]:
+        return [f"carried.{k}" for k in range(len(self.net.links))]
+
+    def my_part(self, carried: list[Tensor]) -> State | None:
+        """This rank's part of a whole batch's state."""
+        if not carried:
+            return None
+        self.part = self.ranks.part(len(carried[0]))
+        if not self.ranks.alone:
+            carried = [image_layout(s[self.part.rows]) for s in carried]
+        return tuple(s.to(self.net.biases[0].device) for s in carried)
+
+    def lines_so_far(self, out: Path) -> list[dict[str, Any]]:
+        """The metrics up to the position of this run; what the files tell of later is dropped."""
         kept: list[dict[str, Any]] = []
+        gone = out / "checkpoint.safetensors"
         for name in ("times.jsonl", "metrics.jsonl"):
             found = read_lines(out / name)
-            if not path.exists() and len(found) > 1 and name == "metrics.jsonl":
-                raise InputError(f"{path} is gone, {out / name} is not: restore it, or train again in another folder")
+            if not gone.exists() and len(found) > 1 and name == "metrics.jsonl":
+                raise InputError(f"{gone} is gone, {out / name} is not: restore it, or train again in another folder")
             kept = [line for line in found if self.is_past(line)]
             if name == "metrics.jsonl" and [line.get("epoch") for line in kept] != list(range(1, self.epoch + 1)):
                 raise InputError(

@@ -15,6 +15,7 @@ from ebl.config import Config
 from ebl.data import load
 from ebl.data.own import describe, is_own
 from ebl.errors import InputError, choose
+from ebl.parallel import Ranks, join
 from ebl.presets import preset
 from ebl.rules import RULES
 from ebl.train import Watcher, train
@@ -42,6 +43,12 @@ class Arguments:
 
 
 def run(argv: list[str]) -> None:
+    with join() as ranks:
+        console.quiet = not ranks.first
+        _run(argv, ranks)
+
+
+def _run(argv: list[str], ranks: Ranks) -> None:
     base = preset(typed(argv, "--preset") or "quick")
     rule = typed(argv, "--rule") or base.rule
     if typed(argv, "--beta") is None and not _takes(rule, base.beta):
@@ -74,6 +81,7 @@ def run(argv: list[str]) -> None:
             watch=watch,
             checkpoint_seconds=args.checkpoint_seconds,
             data_dir=args.data_dir,
+            ranks=ranks,
         )
     final, best = result["final"], result["best"]
     console.print(

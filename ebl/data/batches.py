@@ -1,7 +1,7 @@
 """Batches made on the device from uint8 images: gathered, padded, augmented, normalised.
 
 Order and augmentation depend on the seed and the epoch alone, so a resumed run sees the same batches, and several
-ranks see disjoint parts of the same batch.
+ranks see their parts of the very batches that one would see.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from torch import Tensor
 
 from ebl.data.specs import Spec
 from ebl.data.splits import Split, seeded
+from ebl.parallel import Part
 
 
 @dataclass(frozen=True)
@@ -35,21 +36,30 @@ class Batches:
         """Batches an epoch; the last, short one counts."""
         return -(-len(self.split.labels) // self.batch_size)
 
+    def part(self, step: int, batch_size: int | None = None) -> Part:
+        """What this rank has of a batch."""
+        size = batch_size or self.batch_size
+        return Part.of(min(size, len(self.split.labels) - step * size), self.rank, self.num_ranks)
+
     def epoch(self, epoch: int, first_step: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
         device, count = self.split.labels.device, len(self.split.labels)
         order = torch.randperm(count, generator=seeded(self.seed, "order", epoch)).to(device)
         moves = draw_moves(count, self.spec, seeded(self.seed, "augment", epoch)).to(device) if self.augment else order
         for step in range(first_step, self.steps):
-            mine = slice(step * self.batch_size + self.rank, (step + 1) * self.batch_size, self.num_ranks)
+            mine = self._rows(step, self.batch_size)
             rows = order[mine]
             images = self._crops(rows, moves[mine]) if self.augment else self._padded.index_select(0, rows)
             yield self._normalised(images), self.split.labels[rows]
 
     def in_order(self, batch_size: int | None = None) -> Iterator[tuple[Tensor, Tensor]]:
         size = batch_size or self.batch_size
-        for first in range(0, len(self.split.labels), size):
-            rows = slice(first, first + size)
+        for step in range(-(-len(self.split.labels) // size)):
+            rows = self._rows(step, size)
             yield self._normalised(self._padded[rows]), self.split.labels[rows]
+
+    def _rows(self, step: int, size: int) -> slice:
+        rows = self.part(step, size).rows
+        return slice(step * size + rows.start, step * size + rows.stop)
 
     @cached_property
     def _padded(self) -> Tensor:

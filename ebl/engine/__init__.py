@@ -15,6 +15,7 @@ import torch
 from ebl.config import Config
 from ebl.data.batches import Batches
 from ebl.models.hopfield import Hopfield
+from ebl.parallel import ALONE, Ranks
 from ebl.relax import Schedule
 from ebl.rules import RULES
 from ebl.rules.contrast import Contrast
@@ -23,12 +24,12 @@ from ebl.steps import PlainStep, Stepper, evaluate
 log = logging.getLogger("ebl")
 
 
-def make_stepper(config: Config, net: Hopfield, optimiser: torch.optim.SGD) -> Stepper:
+def make_stepper(config: Config, net: Hopfield, optimiser: torch.optim.SGD, ranks: Ranks = ALONE) -> Stepper:
     """The path for this config and network; one line in the log where it is not the one asked for."""
     if net.biases[0].device.type != "cuda":
         if config.precision not in ("auto", "fp32"):
             log.info("precision = %s needs CUDA: the plain path is used, in float32", config.precision)
-        return PlainStep(config, net, optimiser)
+        return PlainStep(config, net, optimiser, ranks)
     from ebl.engine.captured import CapturedStep
 
     precision = config.precision
@@ -37,10 +38,10 @@ def make_stepper(config: Config, net: Hopfield, optimiser: torch.optim.SGD) -> S
         if why is None:
             from ebl.engine.step import FusedStep
 
-            return FusedStep(config, net, optimiser)
+            return FusedStep(config, net, optimiser, ranks)
         log.info("the fused kernels do not take this run (%s): the plain path is used, recorded, with TF32 convolutions", why)
         precision = "tf32"
-    return CapturedStep(config, net, optimiser, precision == "tf32")
+    return CapturedStep(config, net, optimiser, precision == "tf32", ranks)
 
 
 def evaluate_as(precision: str, net: Hopfield, batches: Batches, schedule: Schedule) -> dict[str, Any]:

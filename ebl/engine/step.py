@@ -2,6 +2,7 @@
 
 The image's drive, the free phase, both perturbed phases as one batch, the contrast of the gradients, the optimiser and the new
 16-bit weights: nothing of it waits for the host, and sums over the examples stay on the device until they are asked for.
+With several ranks it is two graphs, before and after the gradients are added up.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from ebl.engine.fused import Fused, factors
 from ebl.engine.graphs import Graphs
 from ebl.engine.sgd import Sgd
 from ebl.models.hopfield import Hopfield
+from ebl.parallel import ALONE, Part, Ranks, Shared
 from ebl.relax import Schedule
 from ebl.rules import RULES
 from ebl.rules.contrast import Contrast
@@ -29,19 +31,20 @@ EVALUATION_BATCH = 1024
 
 
 class FusedStep:
-    def __init__(self, config: Config, net: Hopfield, optimiser: torch.optim.SGD):
+    def __init__(self, config: Config, net: Hopfield, optimiser: torch.optim.SGD, ranks: Ranks = ALONE):
         rule = RULES[config.rule]
         assert isinstance(rule, Contrast)
-        self.config, self.net, self.rule = config, net, rule
+        self.config, self.net, self.rule, self.ranks = config, net, rule, ranks
         self.beta = rule.check_beta(config.rule, config.beta)
         self.name = "fused fp16"
         device = net.biases[0].device
-        batch = config.batch_size
+        batch = -(-config.batch_size // ranks.size)
         self.fused = Fused(net, config.free.order)
         self.free = self.fused.phase(batch)
         self.perturbed = self.fused.perturbed(self.free)
         self.contrasts = Contrasts(self.fused, batch)
         self.sgd = Sgd(optimiser, list(net.parameters()))
+        self.shared = None if ranks.alone else Shared(ranks, list(net.parameters()))
         self.graphs = Graphs(device)
         self.evaluator: Evaluator | None = None
         self.clamped = rule.boundary == "clamp"
@@ -58,7 +61,7 @@ class FusedStep:
         self.free_omegas = factors(config.free, groups, config.free.iterations, device)
         nudged_groups = len(self.fused.groups(self.clamped))
         self.nudged_omegas = factors(config.nudged, nudged_groups, config.nudged.iterations, device)
-        self.filled = 0  # examples the buffers are set up for
+        self.filled: Part | None = None  # what the buffers are set up for
         self.num_carried: int | None = None  # examples of the state carried over
 
     @property
@@ -77,32 +80,39 @@ class FusedStep:
             padded = tuple(torch.cat([s, s.new_zeros(len(self.x) - len(s), *s.shape[1:])]) for s in state)
             self.fused.load(self.free, padded)
 
-    def step(self, x: Tensor, y: Tensor, iterations: int, generator: torch.Generator) -> None:
-        self._take(x, y, generator)
+    def step(self, x: Tensor, y: Tensor, iterations: int, generator: torch.Generator, part: Part | None = None) -> None:
+        part = part or Part.of(len(x))
+        self._take(x, y, generator, part)
         self.sgd.sync()
-        self.graphs.run(iterations, lambda: self._body(iterations))
-        self.num_carried = len(x) if self.config.start == "carry" else None
+        shared = self.shared
+        if shared is None:
+            self.graphs.run(iterations, lambda: self._update(self._gradients(iterations)))
+        else:  # what ranks say to each other is not recorded
+            self.graphs.run(iterations, lambda: shared.put(self._gradients(iterations)))
+            shared.add_up()
+            self.graphs.run("update", lambda: self._update(shared.gradients))
+        self.num_carried = part.count if self.config.start == "carry" else None
 
-    def _take(self, x: Tensor, y: Tensor, generator: torch.Generator) -> None:
+    def _take(self, x: Tensor, y: Tensor, generator: torch.Generator, part: Part) -> None:
         """Copy a batch in. One smaller than usual fills the rest with examples that count for nothing."""
-        n = len(x)
+        n = part.count
         if self.num_carried not in (None, n):  # as the paper's simulations: another batch size starts at zero
             self.fused.zero(self.free)
-        if n != self.filled:
+        if part != self.filled:
             self.x.zero_()
             self.y.zero_()
-            self.factor.fill_(-1 / ((self.rule.second - self.rule.first) * self.beta * n))
-            self.filled = n
+            self.factor.fill_(-1 / ((self.rule.second - self.rule.first) * self.beta * part.whole))
+            self.filled = part
             self._set_signs(torch.ones(n))
         if self.rule.random_sign:
             coins = torch.rand(n, generator=generator)
             self._set_signs(torch.where(coins < 0.5, -1.0, 1.0))
-        self.x[:n].copy_(x.reshape(n, *self.x.shape[1:]))
-        self.y[:n].copy_(y)
+        self.x[:n].copy_(x[:n].reshape(n, *self.x.shape[1:]))
+        self.y[:n].copy_(y[:n])
 
     def evaluate(self, batches: Batches, schedule: Schedule) -> dict[str, Any]:
         if self.evaluator is None:
-            self.evaluator = Evaluator(self.fused)
+            self.evaluator = Evaluator(self.fused, ranks=self.ranks)
         return self.evaluator(batches, schedule)
 
     def _set_signs(self, signs: Tensor) -> None:
@@ -112,7 +122,7 @@ class FusedStep:
         self.betas.copy_(torch.cat([first, second])[:, None])
 
     @torch.no_grad()
-    def _body(self, iterations: int) -> None:
+    def _gradients(self, iterations: int) -> list[Tensor]:
         fused, free = self.fused, self.free
         target = F.one_hot(self.y, free.output.shape[1]).float()
         extra = fused.drive(self.x, free, self.perturbed)
@@ -126,10 +136,14 @@ class FusedStep:
         gradients = self._perturb(target, extra)
         fused.join(-1)
         self.totals[4] += 0 * (gradients[-1].sum() + gradients[-2].sum())  # what is not finite shows
+        return gradients
+
+    @torch.no_grad()
+    def _update(self, gradients: list[Tensor]) -> None:
         self.sgd.apply(gradients)
-        fused.cast()
+        self.fused.cast()
         if self.config.start == "carry":
-            fused.carry(free, self.perturbed)
+            self.fused.carry(self.free, self.perturbed)
 
     def _perturb(self, target: Tensor, extra: Tensor | None) -> list[Tensor]:
         """From the free state to the gradients: both perturbed phases, and their contrast."""
@@ -141,7 +155,7 @@ class FusedStep:
     @torch.no_grad()
     def gradients_from(self, x: Tensor, y: Tensor, state: State) -> list[Tensor]:
         """The rule's estimate for a whole batch from a given free state; nothing is trained."""
-        self._take(x, y, torch.Generator())
+        self._take(x, y, torch.Generator(), Part.of(len(x)))
         self.carried = state
         extra = self.fused.drive(self.x, self.free, self.perturbed)
         self.fused.refresh(self.free)
@@ -151,8 +165,9 @@ class FusedStep:
 class Evaluator:
     """Settles a test set from zeros in batches of its own."""
 
-    def __init__(self, fused: Fused, batch: int = EVALUATION_BATCH):
+    def __init__(self, fused: Fused, batch: int = EVALUATION_BATCH, ranks: Ranks = ALONE):
         device = fused.device
+        self.ranks = ranks
         self.fused, self.phase = fused, fused.phase(batch)
         self.graphs = Graphs(device)
         shape = fused.net.input_shape
@@ -167,7 +182,7 @@ class Evaluator:
         self.omegas = torch.zeros(0, device=device)
 
     def __call__(self, batches: Batches, schedule: Schedule) -> dict[str, Any]:
-        size = len(self.x)
+        size = len(self.x) * self.ranks.size
         if schedule != self.schedule:
             self.schedule = schedule
             new = factors(schedule, len(self.fused.groups()), schedule.iterations, self.fused.device)
@@ -176,14 +191,14 @@ class Evaluator:
             self.omegas.copy_(new)
         self.totals.zero_()
         self.saturated.zero_()
-        for x, y in batches.in_order(size):
-            n = len(x)
-            self.x[:n].copy_(x.reshape(n, *self.x.shape[1:]))
-            self.y[:n].copy_(y)
+        for step, (x, y) in enumerate(batches.in_order(size)):
+            n = batches.part(step, size).count
+            self.x[:n].copy_(x[:n].reshape(n, *self.x.shape[1:]))
+            self.y[:n].copy_(y[:n])
             self.there.zero_()
             self.there[:n].fill_(1)
             self.graphs.run(schedule.iterations, lambda: self._body(schedule.iterations))
-        return report(self.totals, self.saturated)
+        return report(self.ranks.total(self.totals), self.ranks.total(self.saturated))
 
     @torch.no_grad()
     def _body(self, iterations: int) -> None:

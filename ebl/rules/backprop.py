@@ -10,6 +10,7 @@ from torch import Tensor
 from ebl.boundary import FREE
 from ebl.costs import Cost
 from ebl.errors import InputError
+from ebl.parallel import everywhere
 from ebl.relax import Schedule, sweep, update_groups
 from ebl.rules.differentiate import by_parameters
 from ebl.types import Energy, Memo, Settled, State
@@ -93,7 +94,7 @@ class Linearised:
             residual = _rms_change(moved, adjoint, seed)
             adjoint = moved
             iterations += 1
-            if nudged.tolerance is not None and bool((residual <= nudged.tolerance).all()):
+            if nudged.tolerance is not None and everywhere(bool((residual <= nudged.tolerance).all())):
                 break
         found = by_parameters(net, after, adjoint)
         return found, Settled(free.state, residual, iterations)
