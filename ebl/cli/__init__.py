@@ -19,6 +19,7 @@ COMMANDS = {
     "presets": "List the presets and their main settings.",
     "data": "Datasets: list what there is, fetch one, or check hashes again.",
     "demo": "Train all nine rules on the embedded data and compare them.",
+    "theory": "Check the theorems on an energy: losses, gradients, counter-examples.",
     "bench": "Measure this machine: ceiling, training steps, the naive definition.",
     "precision": "Show how exact each precision's gradients are on a trained network.",
 }

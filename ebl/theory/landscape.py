@@ -67,7 +67,7 @@ class SevenRules:
     panels: dict[str, Panel]
 
 
-def seven_rules(beta: float = 0.4, rate: float = 0.02, points: int = 121) -> SevenRules:
+def seven_rules(beta: float = 0.4, rate: float = 0.06, points: int = 121) -> SevenRules:
     left, right, low, high = WINDOW
     o1, o2 = (torch.linspace(a, b, points, dtype=torch.float64) for a, b in ((left, right), (low, high)))
     grid = torch.stack(torch.meshgrid(o1, o2, indexing="xy"), 2).reshape(-1, 2)

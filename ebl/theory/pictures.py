@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +40,7 @@ def draw_seven_rules(seen: SevenRules, path: Path) -> Path:
     return save(figure, path)
 
 
-def draw_surrogates(betas: Sequence[float], curves: dict[str, Sequence[float]], cost: float, path: Path) -> Path:
+def draw_surrogates(betas: Sequence[float], curves: Mapping[str, Sequence[float]], cost: float, path: Path) -> Path:
     """The surrogate losses against beta, the cost they enclose as a line."""
     plt = _pyplot()
     figure, ax = plt.subplots(figsize=(4.8, 3.6), layout="constrained")
@@ -53,7 +53,7 @@ def draw_surrogates(betas: Sequence[float], curves: dict[str, Sequence[float]], 
 
 
 def draw_squared_error_example(
-    ways: dict[str, Sequence[float]], rates: Sequence[float], curves: dict[str, Sequence[float]], path: Path
+    ways: Mapping[str, Sequence[float]], rates: Sequence[float], curves: Mapping[str, Sequence[float]], path: Path
 ) -> Path:
     """Left: the way each rule takes from theta_0, over contours of |o* - y|^2. Right: |o* - y|^2 after one step."""
     import numpy as np

@@ -43,6 +43,13 @@ class Course:
         reached = (above[-1] if above else 0) + 1
         return reached if reached <= len(self.residual) else None
 
+    def factor(self) -> float | None:
+        """What an iteration leaves of the residual in the end: the mean factor from 1e-5 to 1e-8, if it gets there."""
+        first, last = self.reaches(1e-5), self.reaches(1e-8)
+        if first is None or last is None or last == first:
+            return None
+        return (self.residual[last - 1] / self.residual[first - 1]) ** (1 / (last - first))
+
     def above_limit(self) -> list[float]:
         """The energy above where this course ended: equilibria may differ from schedule to schedule."""
         return [e - self.energy[-1] for e in self.energy]

@@ -45,6 +45,8 @@ def make_row(
     doubt: str | None = None,
 ) -> Row:
     """`unmet`: an assumption that does not hold. `doubt`: one that may not, which excuses a figure off the limit."""
+    if measured is not None and not math.isfinite(measured):
+        measured, unmet = None, unmet or "the energies are not finite numbers"
     good = measured is not None and (
         measured <= limit if relation == "<=" else measured >= limit if relation == ">=" else measured > limit
     )

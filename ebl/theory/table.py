@@ -37,11 +37,6 @@ def cells(row: Row) -> tuple[str, ...]:
     return row.statement, row.where, _number(row.measured), f"{sign} {_number(row.limit)}", row.verdict
 
 
-def markdown(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
-    lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
-    return "\n".join([*lines, *("| " + " | ".join(row) + " |" for row in rows)]) + "\n"
-
-
 def _number(value: float | None) -> str:
     if value is None:
         return "—"
