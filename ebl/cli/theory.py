@@ -26,7 +26,7 @@ from ebl.presets import preset
 from ebl.provenance import provenance
 from ebl.theory import report
 from ebl.theory.phases import ITERATIONS, TOLERANCE
-from ebl.theory.subjects import find_subject
+from ebl.theory.subjects import blamed, find_subject
 from ebl.train import load_run, train
 
 Topic = Literal["statements", "counter-examples", "rules", "settling", "all"]
@@ -92,7 +92,8 @@ def _part(topic: str, args: Arguments) -> report.Part:
         if topic == "settling":
             return report.settling_part(_networks(args, bar), told=bar.told)
         subject = None if args.net is None else find_subject(args.net, args.images, args.seed, args.data_dir)
-        return report.statements_part(subject, args.tolerance, args.iterations, bar.told)
+        with blamed(args.net):
+            return report.statements_part(subject, args.tolerance, args.iterations, bar.told)
 
 
 def _networks(args: Arguments, bar: _Bar) -> dict[str, Any]:
@@ -144,6 +145,7 @@ class _Bar:
             TimeElapsedColumn(),
             console=errors,
             transient=True,
+            disable=not errors.is_terminal,
         )
         self.task = self.bar.add_task(name, total=None)
 

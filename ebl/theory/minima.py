@@ -13,7 +13,8 @@ from ebl.theory.phases import FREE_PHASE, OMEGA, Phase, Problem, States, hold, l
 from ebl.types import State
 
 SETTLED = 1e-9
-APART = 1e-5  # rms of the outputs; the energies by its square
+APART = 1e-5  # rms of the outputs
+HIGHER = 1e-8  # of the energies
 
 
 def several_minima(p: Problem, states: States, phases: Iterable[Phase], starts: int = 8, seed: int = 0) -> str | None:
@@ -50,8 +51,8 @@ def _count(p: Problem, states: States, phase: Phase, starts: int, seed: int) -> 
 
 
 def _apart(o1: Tensor, o2: Tensor, e1: Tensor, e2: Tensor) -> bool:
-    scale = 1 + float(o1.square().mean().sqrt())
-    return float((o1 - o2).square().mean().sqrt()) > APART * scale or float((e1 - e2).abs()) > APART**2 * (1 + float(e1.abs()))
+    far = float((o1 - o2).square().mean().sqrt()) > APART * (1 + float(o1.square().mean().sqrt()))
+    return far or float((e1 - e2).abs()) > HIGHER * (1 + float(e1.abs()))
 
 
 def _random_starts(p: Problem, like: State, generator: torch.Generator) -> State:

@@ -87,9 +87,11 @@ def problem(
     """`own`: with a copy of the network, whose parameters may be moved."""
     net = in_float64(net, own)
     x = x.double() if x.is_floating_point() else x
-    output = net.init_state(x)[-1]
-    if output.dtype != torch.float64:
-        raise InputError(f"init_state gives {output.dtype} where x and the parameters are float64: make it with x.new_zeros")
+    state = net.init_state(x)
+    output = state[-1]
+    for name, found in (("init_state", output), ("energy", net.energy(x, state))):
+        if found.dtype != torch.float64:
+            raise InputError(f"{name} gives {found.dtype} where x and the parameters are float64: use x.new_zeros and the like")
     return Problem(net, x, as_target(y, output), cost or SquaredError(), tolerance, iterations)
 
 
@@ -122,6 +124,8 @@ def settle(p: Problem, phases: Iterable[Phase], starts: States | None = None, be
 
 def hold(p: Problem, group: Sequence[Phase], output: Tensor) -> Boundary:
     """What holds at the output of phases of one kind, stacked."""
+    if group[0] == FREE_PHASE:
+        return FREE
     betas = output.new_tensor([q.beta for q in group]).repeat_interleave(len(output))
     target = torch.cat([p.target] * len(group))
     if group[0].boundary == "nudge":

@@ -34,7 +34,8 @@ def draw_seven_rules(seen: SevenRules, path: Path) -> Path:
             _force(ax, point, up)
         _mark(ax, panel.free, "*", 12, r"$o_\bigstar$")
         _mark(ax, seen.target, "X", 7.5, "$y$")
-        ax.annotate("", panel.moved, panel.free, arrowprops=_way("black"), zorder=5)
+        if max(abs(a - b) for a, b in zip(panel.moved, panel.free, strict=True)) > 0.1:  # else the star hides it
+            ax.annotate("", panel.moved, panel.free, arrowprops=_way("black"), zorder=5)
         ax.set(xticks=[], yticks=[], aspect="auto", title=title)
     _key(axes[1, 0], seen.beta)
     return save(figure, path)
@@ -47,7 +48,7 @@ def draw_surrogates(betas: Sequence[float], curves: Mapping[str, Sequence[float]
     for (name, values), style, colour in zip(curves.items(), ("-", "-", "--"), (LOWERED, RAISED, "black"), strict=True):
         ax.plot(betas, values, style, color=colour, label=name)
     ax.axhline(cost, color="0.5", linewidth=0.9, label="$C$")
-    ax.set(xlabel=r"$\beta$", ylabel="mean over the examples")
+    ax.set(xlabel=r"$\beta$", ylabel="mean over the examples", ylim=(0, 4.5 * cost) if cost > 0 else None)
     _finish(ax)
     return save(figure, path)
 

@@ -97,8 +97,22 @@ class Settled:
 
     @cached_property
     def scale(self) -> float:
-        """Of costs and surrogates."""
-        return max(float(self.cost.mean()), torch.finfo(torch.float64).tiny)
+        """Of costs and surrogates: the batch's mean cost."""
+        if float(self.cost.mean()) <= 1e7 * self.noise:
+            raise AssumptionError("the target is reached: the cost is zero up to rounding")
+        return float(self.cost.mean())
+
+    @cached_property
+    def noise(self) -> float:
+        """What rounding leaves uncertain of an energy."""
+        return torch.finfo(torch.float64).eps * (1 + float(self.F(0.0).abs().mean()))
+
+    def limit(self, wanted: float, smallest: float) -> float:
+        """`wanted`, or what rounding leaves uncertain of a difference of energies over `smallest` of beta, in parts of C."""
+        try:
+            return max(wanted, 100 * self.noise / (smallest * self.scale))
+        except AssumptionError:
+            return wanted
 
     def F(self, beta: float) -> Tensor:  # noqa: N802 - the paper's name
         q = Phase("nudge", beta)
@@ -148,7 +162,7 @@ def _derivative(seen: Settled) -> Row:
         return float(((4 * fine - coarse) / 3 - seen.cost).abs().max()) / seen.scale  # Richardson's extrapolation
 
     text = "dF/dβ at β = 0 is C: error / C"
-    return guarded(text, "theorem 4", "<=", 1e-6, measure, doubt=lambda: seen.kink((h, -h)))
+    return guarded(text, "theorem 4", "<=", seen.limit(1e-6, half), measure, doubt=lambda: seen.kink((h, -h)))
 
 
 def _bounds(seen: Settled) -> list[Row]:
@@ -160,31 +174,35 @@ def _bounds(seen: Settled) -> list[Row]:
     def above() -> float:
         return max(float((seen.cost - seen.surrogate(b)).max()) for b in seen.kept(pushes)) / seen.scale
 
+    limit = seen.limit(1e-9, min(PULLS))
     one, two = (f"{min(betas):g} … {max(betas):g}" for betas in (PULLS, PUSHES))
     return [
-        guarded(f"L_β ≤ C, β = {one}: max (L_β − C)/C", "theorem 2", "<=", 1e-9, below, lambda: seen.unmet(PULLS)),
-        guarded(f"C ≤ L_−β, β = {two}: max (C − L_−β)/C", "theorem 2", "<=", 1e-9, above, lambda: seen.unmet(pushes)),
+        guarded(f"L_β ≤ C, β = {one}: max (L_β − C)/C", "theorem 2", "<=", limit, below, lambda: seen.unmet(PULLS)),
+        guarded(f"C ≤ L_−β, β = {two}: max (C − L_−β)/C", "theorem 2", "<=", limit, above, lambda: seen.unmet(pushes)),
     ]
 
 
 def _shape(seen: Settled) -> list[Row]:
     wanted = [*(-b for b in reversed(PUSHES)), 0.0, *PULLS]
 
-    def rise() -> float:
-        values = [seen.surrogate(b) for b in seen.kept(wanted)]
-        return max(float((after - before).max()) for before, after in pairwise(values)) / seen.scale
+    def rise() -> float | None:
+        return most([seen.surrogate(b) for b in seen.kept(wanted)])
 
-    def bend() -> float:
-        chords = [(seen.F(b) - seen.F(a)) / (b - a) for a, b in pairwise(seen.kept(wanted))]
-        return max(float((after - before).max()) for before, after in pairwise(chords)) / seen.scale
+    def bend() -> float | None:
+        return most([(seen.F(b) - seen.F(a)) / (b - a) for a, b in pairwise(seen.kept(wanted))])
+
+    def most(values: list[Tensor]) -> float | None:
+        """The largest rise from one to the next."""
+        return max((float((b - a).max()) / seen.scale for a, b in pairwise(values)), default=None)
 
     def unmet() -> str | None:
         return seen.unmet(wanted) or seen.minima
 
+    limit = seen.limit(1e-9, min(PULLS))
     over = f"β = −{max(PUSHES):g} … {max(PULLS):g}"
     return [
-        guarded(f"L_β never rises, {over}: max rise / C", "appendix A", "<=", 1e-9, rise, unmet),
-        guarded(f"F is concave, {over}: max bend / C", "appendix A", "<=", 1e-9, bend, unmet),
+        guarded(f"L_β never rises, {over}: max rise / C", "appendix A", "<=", limit, rise, unmet),
+        guarded(f"F is concave, {over}: max bend / C", "appendix A", "<=", limit, bend, unmet),
     ]
 
 
@@ -205,8 +223,7 @@ def _orders(seen: Settled) -> list[Row]:
 
 
 def _order(seen: Settled, errors: list[float]) -> float:
-    noise = 100 * torch.finfo(torch.float64).eps * float(seen.F(0.0).abs().sum() + seen.cost.sum()) / min(SMALL)
-    if min(errors) <= noise:
+    if min(errors) <= 100 * seen.noise * len(seen.p.x) / min(SMALL):
         raise AssumptionError("surrogate and cost are equal up to rounding: there is no order to fit")
     return order_of(errors)
 
@@ -229,7 +246,7 @@ def guarded(
     where: str,
     relation: str,
     limit: float,
-    measure: Callable[[], float],
+    measure: Callable[[], float | None],
     unmet: Callable[[], str | None] = lambda: None,
     doubt: Callable[[], str | None] = lambda: None,
 ) -> Row:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import inspect
 import sys
@@ -53,6 +54,20 @@ def find_subject(spec: str, images: int = 4, seed: int = 0, data_dir: Path | Non
     raise InputError(f"--net {spec}: give FILE.py:Class, such as springs.py:Springs, or the folder of an `ebl train`")
 
 
+@contextlib.contextmanager
+def blamed(spec: str | None) -> Iterator[None]:
+    """An exception that comes out of a user's file, told in a line."""
+    path = Path((spec or "").rpartition(":")[0])
+    try:
+        yield
+    except InputError:
+        raise
+    except Exception as error:
+        if not _lines(error, path):
+            raise
+        raise InputError(f"{spec} fails, {_told(error, path)}: mend it (batches of any size must do)") from error
+
+
 def from_run(folder: Path, images: int, data_dir: Path | None = None) -> Subject:
     """A trained network, on the first test images."""
     config, net = load_run(folder)
@@ -89,7 +104,9 @@ def _with_example(name: str, net: Any, path: Path, seed: int) -> Subject:
         try:
             x, y = given() if callable(given) else given
             x, y = torch.as_tensor(x), torch.as_tensor(y)
-            _try(net, x)
+            _try(name, net, x)
+        except InputError:
+            raise
         except Exception as error:
             raise InputError(f"the example of {name} fails, {_told(error, path)}: let example() return (x, y)") from error
         return Subject(f"{name}, its own example", net, x, y)
@@ -98,7 +115,9 @@ def _with_example(name: str, net: Any, path: Path, seed: int) -> Subject:
     for shape in _shapes(net):
         x = torch.rand((EXAMPLES, *shape), generator=generator, dtype=torch.float64)
         try:
-            output = _try(net, x)
+            output = _try(name, net, x)
+        except InputError:
+            raise
         except Exception as error:
             last = error
             continue
@@ -118,16 +137,16 @@ def _shapes(net: Any) -> Iterator[tuple[int, ...]]:
         yield (size,)
 
 
-def _try(net: Any, x: Tensor) -> Tensor:
+def _try(name: str, net: Any, x: Tensor) -> Tensor:
     """The output block of the start; an error where the energy does not take this input."""
     x = x.double() if x.is_floating_point() else x
-    with torch.no_grad():
-        state = net.init_state(x)
-        e = net.energy(x, state)
+    state = net.init_state(x)
     if not isinstance(state, tuple) or not all(isinstance(s, Tensor) and len(s) == len(x) for s in state):
-        raise ValueError("init_state must give a tuple of blocks, (B, ...) each")
+        raise InputError(f"init_state of {name} must give a tuple of blocks, (B, ...) each, the output last")
+    with torch.no_grad():
+        e = net.energy(x, state)
     if e.shape != (len(x),):
-        raise ValueError(f"energy has shape {tuple(e.shape)} for {len(x)} examples, it must give (B,)")
+        raise InputError(f"energy of {name} has shape {tuple(e.shape)} for {len(x)} examples: return one number for each, (B,)")
     return state[-1]
 
 
@@ -148,5 +167,10 @@ def _execute(path: Path) -> Any:
 
 def _told(error: Exception, path: Path) -> str:
     """The error in a line, with the place in the user's file."""
-    lines = [f.lineno for f in traceback.extract_tb(error.__traceback__) if Path(f.filename).resolve() == path.resolve()]
+    lines = _lines(error, path)
     return f"{f'line {lines[-1]}: ' if lines else ''}{type(error).__name__}: {' '.join(str(error).split())}"
+
+
+def _lines(error: Exception, path: Path) -> list[int | None]:
+    frames = traceback.extract_tb(error.__traceback__)
+    return [f.lineno for f in frames if Path(f.filename).resolve() == path.resolve()]
