@@ -111,14 +111,17 @@ def draw_settling(networks: dict[str, dict[str, Course]], path: Path) -> Path:
     plt = _pyplot()
     size = (9.4, 3.4 * len(networks))
     figure, axes = plt.subplots(len(networks), 2, figsize=size, layout="constrained", squeeze=False)
+    ends = [course.reaches(1e-8) or 0 for found in networks.values() for course in found.values()]
+    longest = max(ends) or max(len(course.residual) for found in networks.values() for course in found.values())
     for (title, found), (left, right) in zip(networks.items(), axes, strict=True):
         for i, (name, course) in enumerate(found.items()):
             style = {"color": f"C{i}", "linestyle": ("-", "--", ":")[i // 4 % 3], "linewidth": 1.3, "label": name}
             times = range(1, len(course.residual) + 1)
             left.plot(times, course.residual, **style)
             right.plot(times, [max(e, 1e-9) for e in course.above_limit()], **style)
-        left.set(xlabel="iteration", ylabel="residual", yscale="log", ylim=(1e-8, 2), xlim=(0, 45), title=title)
-        right.set(xlabel="iteration", ylabel="energy above its limit", yscale="log", ylim=(1e-8, None), xlim=(0, 45))
+        shared = {"xlabel": "iteration", "yscale": "log", "xlim": (0, longest)}
+        left.set(**shared, ylabel="residual", ylim=(1e-8, 2), title=title)
+        right.set(**shared, ylabel="energy above its limit", ylim=(1e-8, None))
         left.grid(alpha=0.3)
         right.grid(alpha=0.3)
     handles, names = axes[0, 0].get_legend_handles_labels()

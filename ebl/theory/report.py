@@ -37,8 +37,8 @@ class Part:
     failed: bool = False
 
     def markdown(self) -> str:
-        lines = ["| " + " | ".join(self.head) + " |", "|" + "---|" * len(self.head)]
-        return "\n".join([*lines, *("| " + " | ".join(row) + " |" for row in self.rows)]) + "\n"
+        head, *rows = ("| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in (self.head, *self.rows))
+        return "\n".join([head, "|" + "---|" * len(self.head), *rows]) + "\n"
 
 
 def quiet(done: int, total: int) -> None:
