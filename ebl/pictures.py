@@ -18,7 +18,7 @@ def draw_error_curves(curves: dict[str, list[float]], path: Path) -> Path:
     axes[0].yaxis.set_major_formatter("{x:g}")
     axes[0].yaxis.set_minor_formatter("{x:g}")
     axes[0].legend(ncols=3, fontsize="small")
-    return save(figure, path)
+    return _save(figure, path)
 
 
 def draw_relaxation(runs: dict[str, tuple[list[float], list[float]]], path: Path) -> Path:
@@ -31,7 +31,7 @@ def draw_relaxation(runs: dict[str, tuple[list[float], list[float]]], path: Path
     axes[0].set(xlabel="iteration", ylabel="energy above its limit", yscale="log")
     axes[1].set(xlabel="iteration", ylabel="residual", yscale="log")
     axes[1].legend(fontsize="small")
-    return save(figure, path)
+    return _save(figure, path)
 
 
 def _figure(columns: int) -> tuple[Any, list[Any]]:
@@ -46,8 +46,7 @@ def _figure(columns: int) -> tuple[Any, list[Any]]:
     return figure, list(axes[0])
 
 
-def save(figure: Any, path: Path) -> Path:
-    """Both files; the PNG's path."""
+def _save(figure: Any, path: Path) -> Path:
     figure.savefig(path.with_suffix(".pdf"))
     figure.savefig(path.with_suffix(".png"), dpi=200)
     import matplotlib.pyplot as plt

@@ -106,6 +106,7 @@ def energies(tmp_path, monkeypatch):
         (["rules", "--net", "mine.py:Own"], "it goes with statements and settling"),
         (["settling", "--net", "mine.py:Own"], "not a run folder"),
         (["--tolerance", "0"], "--tolerance 0"),
+        (["--tolerance", "1e-6"], "use 1e-9 or less"),
         (["--iterations", "0"], "--iterations 0"),
         (["--out", "mine.py"], "give --out a folder"),
     ],
@@ -119,7 +120,7 @@ def test_bad_input_is_one_line_and_exit_code_two(energies, capsys, words, said):
 def test_an_energy_of_ones_own_gets_a_table_json_and_pictures(energies, capsys):
     main(["theory", "--net", "mine.py:Own", "--out", "out"])
     said = capsys.readouterr().out
-    assert "Own of mine.py, its own example; 1 examples, float64, phases relaxed to 1e-12" in said
+    assert "Own of mine.py, its own example; 1 example, float64, phases relaxed to 1e-12" in said
     assert said.count("holds") == 21
     found = json.loads(Path("out/theory.json").read_text())
     assert {row["verdict"] for row in found["statements"]["rows"]} == {"holds"}
@@ -156,7 +157,7 @@ def test_a_trained_network_is_a_subject_and_settles(tmp_path, capsys):
     capsys.readouterr()
     main(["theory", "--net", run, "--images", "1", "--json"])
     found = json.loads(capsys.readouterr().out)["statements"]
-    assert "c-ep on fashion-mini; 1 examples" in found["on"]
+    assert "c-ep on fashion-mini; 1 example" in found["on"]
     assert not [row for row in found["rows"] if row["verdict"] == "fails"]
     main(["theory", "settling", "--net", run, "--out", str(tmp_path / "out")])
     said = capsys.readouterr().out

@@ -215,7 +215,6 @@ def test_finite_differences_are_the_gradients_of_a_parabola_and_leave_the_networ
     t, mean = 0.7, 2.5  # of x^2
     assert float(found.of({Phase("nudge", 3.0): 1.0})) == pytest.approx(a * 3 / (a + 3) * t * mean, rel=1e-8)
     assert float(found.of({Phase("clamp", 0.5): 1.0})) == pytest.approx(a * 0.25 * t * mean, rel=1e-7)  # as exact as o★
-    assert found.output.flatten().tolist() == pytest.approx([1.0, 2.0], rel=1e-6)
     assert p.net.t.item() == net.t.item() == 0.7
     assert p.net is not net
 

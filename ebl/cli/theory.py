@@ -21,6 +21,7 @@ from ebl.cli.flags import console, errors, parse
 from ebl.config import build_network
 from ebl.data import load
 from ebl.data.batches import Batches
+from ebl.data.fingerprint import check_data
 from ebl.errors import InputError
 from ebl.presets import preset
 from ebl.provenance import provenance
@@ -34,16 +35,24 @@ Topic = Literal["statements", "counter-examples", "rules", "settling", "all"]
 
 @dataclass(frozen=True)
 class Arguments:
-    """The paper's theorems as numbers. Topics: `statements` (a table of theorems: measured figure, tolerance, verdict),
-    `counter-examples` (a step of all nine rules on the appendix's two energies), `rules` (the seven rules on an energy of two
-    outputs), `settling` (iterations to reach a residual; trains the quick preset unless --net names a run), `all`.
-    Exit code 1 if a statement fails."""
+    """Check the paper's theorems on an energy. Exit code 1 if a statement fails.
+
+    statements: a table of theorems with measured figure, tolerance and verdict
+
+    counter-examples: a step of all nine rules on the appendix's two energies
+
+    rules: the seven rules on an energy of two outputs
+
+    settling: iterations to reach a residual, for orders and factors; trains the quick preset unless --net names a run
+
+    A class for --net is made without arguments and gives a torch.nn.Module with init_state(x) and energy(x, state). A method
+    example() may return (x, y): input and target, or labels. Otherwise both are random, of shapes that fit.
+    """
 
     topic: tyro.conf.Positional[Topic] = "statements"
+    """What to check."""
     net: str | None = None
-    """Your energy, FILE.py:Class, or the folder of a run. The file is executed. Class() must give a torch.nn.Module with
-    init_state(x) and energy(x, state); a method example() that returns (x, y) gives the input and the target (targets of the
-    output's shape, or labels), otherwise both are random, of shapes that fit."""
+    """Your energy, FILE.py:Class (the file is executed), or the folder of a run."""
     images: int = 4
     """Test images, where --net is a run (32 for settling)."""
     seed: int = 0
@@ -62,8 +71,10 @@ class Arguments:
 
 def run(argv: list[str]) -> None:
     args = parse(Arguments, "ebl theory", argv)
-    if not 0 < args.tolerance < 1 or args.iterations < 1:
-        raise InputError(f"--tolerance {args.tolerance:g} --iterations {args.iterations}: use such as 1e-12 and 5000")
+    if not 0 < args.tolerance <= 1e-9:
+        raise InputError(f"--tolerance {args.tolerance:g}: use 1e-9 or less: what is measured is a few millionths")
+    if args.iterations < 1:
+        raise InputError(f"--iterations {args.iterations}: use a positive number such as {ITERATIONS}")
     if args.net is not None and args.topic not in ("statements", "settling"):
         raise InputError(f"--net {args.net} with {args.topic}: it goes with statements and settling")
     if args.out is not None:
@@ -105,7 +116,9 @@ def _networks(args: Arguments, bar: _Bar) -> dict[str, Any]:
         else:
             folder = Path(args.net)
         config, trained = load_run(folder)
-    x, _ = next(Batches(load(config.dataset, args.data_dir).test, config.entry, 32).in_order())
+        data = load(config.dataset, args.data_dir)
+        check_data(folder, data)
+    x, _ = next(Batches(data.test, config.entry, 32).in_order())
     return {"fresh": (build_network(config), x), "trained": (trained, x)}
 
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from ebl.theory.kinks import pattern, switches
-from ebl.theory.phases import FREE_PHASE, Loss, Phase, Problem, States, level, settle
+from ebl.theory.phases import Loss, Phase, Problem, States, level, settle
 from ebl.types import Energy
 
 STEP = 1e-5
@@ -26,7 +26,6 @@ class Slopes:
     """Central differences along each direction; the first dimension counts directions."""
 
     level: dict[Phase, Tensor]  # of the batch's mean energy
-    output: Tensor  # (directions, B, ...), of o*
     switched: dict[Phase, list[int]]  # units and pools that switch within the step
 
     def of(self, loss: Loss) -> Tensor:
@@ -56,21 +55,19 @@ def slopes(
     """Every phase starts from where it had settled, so that it stays in its minimum."""
     found: dict[Phase, list[Tensor]] = {q: [] for q in states}
     switched: dict[Phase, list[int]] = {q: [] for q in states}
-    outputs = []
     before = {q: pattern(p, s) for q, s in states.items()}
     for done, direction in enumerate(along, 1):
         ends = []
         for size in (step, -step):
             with moved(direction, size):
                 there = settle(p, states, states)
-                ends.append((there, {q: level(p, q, s).mean() for q, s in there.items()}, _patterns(p, there)))
-        (up, high, one), (down, low, two) = ends
+                ends.append({q: (level(p, q, s).mean(), pattern(p, s)) for q, s in there.items()})
+        up, down = ends
         for q in states:
-            found[q].append((high[q] - low[q]) / (2 * step))
-            switched[q].append(switches(before[q], one[q]) + switches(before[q], two[q]))
-        outputs.append((up[FREE_PHASE][-1] - down[FREE_PHASE][-1]) / (2 * step))
+            found[q].append((up[q][0] - down[q][0]) / (2 * step))
+            switched[q].append(sum(switches(before[q], end[q][1]) for end in ends))
         told(done, len(along))
-    return Slopes({q: torch.stack(v) for q, v in found.items()}, torch.stack(outputs), switched)
+    return Slopes({q: torch.stack(v) for q, v in found.items()}, switched)
 
 
 def projected(gradients: Sequence[Tensor], net: Energy, along: Sequence[Direction]) -> Tensor:
@@ -89,7 +86,3 @@ def moved(direction: Direction, size: float) -> Iterator[None]:
         yield
     finally:
         tensor.data.copy_(kept)
-
-
-def _patterns(p: Problem, states: States) -> dict[Phase, list[Tensor]]:
-    return {q: pattern(p, s) for q, s in states.items()}

@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ebl.pictures import save
 from ebl.theory.landscape import SevenRules
 from ebl.theory.settling import Course
 
@@ -38,7 +37,7 @@ def draw_seven_rules(seen: SevenRules, path: Path) -> Path:
             ax.annotate("", panel.moved, panel.free, arrowprops=_way("black"), zorder=5)
         ax.set(xticks=[], yticks=[], aspect="auto", title=title)
     _key(axes[1, 0], seen.beta)
-    return save(figure, path)
+    return _save(figure, path)
 
 
 def draw_surrogates(betas: Sequence[float], curves: Mapping[str, Sequence[float]], cost: float, path: Path) -> Path:
@@ -50,7 +49,7 @@ def draw_surrogates(betas: Sequence[float], curves: Mapping[str, Sequence[float]
     ax.axhline(cost, color="0.5", linewidth=0.9, label="$C$")
     ax.set(xlabel=r"$\beta$", ylabel="mean over the examples", ylim=(0, 4.5 * cost) if cost > 0 else None)
     _finish(ax)
-    return save(figure, path)
+    return _save(figure, path)
 
 
 def draw_squared_error_example(
@@ -77,7 +76,7 @@ def draw_squared_error_example(
     right.plot(rates, [1 + 2 * r + 10 * r * r for r in rates], "o", color=RAISED, markersize=4, label=r"$1 + 2\eta + 10\eta^2$")
     right.set(xlabel=r"step $\eta$", title=r"$\|o_\bigstar - y\|^2$ after one step")
     _finish(right)
-    return save(figure, path)
+    return _save(figure, path)
 
 
 def draw_l1_example(ways: dict[str, float], betas: Sequence[float], changes: Sequence[float], rate: float, path: Path) -> Path:
@@ -103,7 +102,7 @@ def draw_l1_example(ways: dict[str, float], betas: Sequence[float], changes: Seq
     right.axhline(0, color="0.4", linewidth=0.8)
     right.set(xlabel=r"signed $\beta$", title=r"change of $\mathcal{L}^{(1)}$ in a step of CpL, over $2\eta$")
     _finish(right)
-    return save(figure, path)
+    return _save(figure, path)
 
 
 def draw_settling(networks: dict[str, dict[str, Course]], path: Path) -> Path:
@@ -126,7 +125,7 @@ def draw_settling(networks: dict[str, dict[str, Course]], path: Path) -> Path:
         right.grid(alpha=0.3)
     handles, names = axes[0, 0].get_legend_handles_labels()
     figure.legend(handles, names, loc="outside lower center", ncols=4, fontsize="small")
-    return save(figure, path)
+    return _save(figure, path)
 
 
 def _finish(ax: Any) -> None:
@@ -178,6 +177,14 @@ def _shades() -> Any:
     from matplotlib.colors import LinearSegmentedColormap
 
     return LinearSegmentedColormap.from_list("change", [LOWERED, "white", RAISED])
+
+
+def _save(figure: Any, path: Path) -> Path:
+    """PNG to look at, PDF to include; the PNG's path."""
+    figure.savefig(path.with_suffix(".pdf"))
+    figure.savefig(path.with_suffix(".png"), dpi=200)
+    _pyplot().close(figure)
+    return path.with_suffix(".png")
 
 
 def _pyplot() -> Any:

@@ -53,7 +53,8 @@ def statements_part(
     found = statements(chosen.net, chosen.x, chosen.y, tolerance=tolerance, iterations=iterations, told=told)
     if subject is None:
         found += statements_on_counterexamples()
-    title = f"{chosen.name}; {len(chosen.x)} examples, float64, phases relaxed to {tolerance:g}"
+    many = f"{len(chosen.x)} example{'s' if len(chosen.x) > 1 else ''}"
+    title = f"{chosen.name}; {many}, float64, phases relaxed to {tolerance:g}"
     means = _means(chosen, tolerance, iterations)
     known = ", ".join(f"{name} {_few(mean)}" for name, mean in means.items())
     data = {"on": title, "rows": [asdict(row) for row in found], "losses": means}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
 from typing import ClassVar
 
 import torch
@@ -59,21 +58,27 @@ class _Check:
     def __init__(self, seen: Settled, told: Told):
         self.seen, self.told = seen, told
         self.net = seen.p.net
+        self.made: dict[float, Slopes | AssumptionError] = {}
         self.along = directions(self.net)
         self.phases = {q: None for rule, beta in (*EP, *CPL, ("cl", 1.0)) for q in loss_of(rule, beta)}
         seen.try_phases(list(self.phases))
 
-    @cached_property
+    @property
     def slopes(self) -> Slopes:
         return self._slopes(STEP)
 
-    @cached_property
-    def finer(self) -> Slopes:
-        return self._slopes(STEP / 4)
-
     def _slopes(self, step: float) -> Slopes:
-        states = {q: s for q, s in self.seen.states.items() if q in self.phases}
-        return slopes(self.seen.p, states, self.along, step, self.told)
+        """Made when first asked for; where a phase does not settle on the way, that is said to every row."""
+        if step not in self.made:
+            states = {q: s for q, s in self.seen.states.items() if q in self.phases}
+            try:
+                self.made[step] = slopes(self.seen.p, states, self.along, step, self.told)
+            except AssumptionError as error:
+                self.made[step] = error
+        found = self.made[step]
+        if isinstance(found, AssumptionError):
+            raise found
+        return found
 
     def descends(self, rule: str, beta: float, where: str) -> Row:
         """The difference in parts of the loss's gradient."""
@@ -173,10 +178,10 @@ class _Check:
         return make_row(text, where, relation, limit, figure, doubt=self.kink(loss, difference, to) if figure > limit else None)
 
     def rounding(self, loss: Loss, size: float) -> float:
-        """What float64 leaves uncertain of the finite differences, in parts of the gradient."""
+        """What float64 and unsettled ends leave uncertain of the finite differences, in parts of the gradient."""
         p = self.seen.p
         terms = sum(abs(w) * float(level(p, q, self.seen.at(q)).abs().mean()) for q, w in loss.items())
-        return 20 * torch.finfo(torch.float64).eps * terms * len(self.along) ** 0.5 / (STEP * size)
+        return (20 * torch.finfo(torch.float64).eps * terms * len(self.along) ** 0.5 / size + 10 * p.tolerance) / STEP
 
     def kink(self, loss: Loss, difference: Tensor, to: Tensor) -> str | None:
         """What is not smooth within the finite differences, if something is not."""
@@ -185,7 +190,7 @@ class _Check:
         if rough:
             rest = f" ({float(difference[smooth].norm() / to[smooth].norm()):.0e} along the others)" if smooth.any() else ""
             return f"a kink: units or pools switch along {rough} of {len(smooth)} directions within ±{STEP:g}{rest}"
-        apart = float((self.slopes.of(loss) - self.finer.of(loss)).norm() / to.norm())
+        apart = float((self.slopes.of(loss) - self._slopes(STEP / 4).of(loss)).norm() / to.norm())
         return f"a kink: finite differences of two steps are {apart:.0e} apart" if apart > EXACT else None
 
 
