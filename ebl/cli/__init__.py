@@ -20,6 +20,7 @@ COMMANDS = {
     "data": "Datasets: list what there is, fetch one, or check hashes again.",
     "study": "Run, show and merge studies: the paper's tables, or a grid of your own.",
     "report": "Write a report of a study: tables beside the paper's, its lessons, curves, provenance.",
+    "theory": "Check the theorems on an energy: losses, gradients, counter-examples.",
     "bench": "Measure this machine: ceiling, training steps, the naive definition.",
     "precision": "Show how exact each precision's gradients are on a trained network.",
 }

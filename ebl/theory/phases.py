@@ -1,0 +1,166 @@
+"""Settled phases in float64: what every statement of the theory is made of.
+
+Each loss of the theory is a weighted sum of the energies of a few phases, such as (F(beta) - F(0)) / beta.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from ebl.boundary import FREE, Clamp, Nudge
+from ebl.costs import Cost, SquaredError
+from ebl.errors import InputError
+from ebl.relax import Schedule, relax
+from ebl.rules import as_target
+from ebl.shapes import per_example
+from ebl.types import Boundary, Energy, State
+
+TOLERANCE = 1e-12  # the residual at which a phase counts as settled
+ITERATIONS = 5000
+OMEGA = 1.5
+FAR = 1e9  # whoever gets there falls for ever
+CHUNKS = 50  # in which a relaxation is watched: with a halving of the residual in each, 40 lead to 1e-12
+
+N = TypeVar("N")
+
+
+class AssumptionError(InputError):
+    """An assumption of the theory does not hold here: nothing settles, or where it settles is no strict minimum."""
+
+
+@dataclass(frozen=True)
+class Phase:
+    """What holds at the output: beta C added to the energy (nudge), or o* + beta (y - o*) in its place (clamp)."""
+
+    boundary: Literal["nudge", "clamp"]
+    beta: float  # signed
+
+    def __str__(self) -> str:
+        kind = {"nudge": "nudged", "clamp": "clamped"}[self.boundary]
+        return "free" if self == FREE_PHASE else f"{kind} at β = {self.beta:g}"
+
+
+FREE_PHASE = Phase("nudge", 0.0)
+
+Loss: TypeAlias = dict[Phase, float]
+"""Phases and the weights of their energies."""
+
+States: TypeAlias = dict[Phase, State]
+
+
+def contrast(boundary: Literal["nudge", "clamp"], b1: float, b2: float) -> Loss:
+    """(energy at b2 - energy at b1) / (b2 - b1): the loss that belongs to a rule's two phases."""
+    one, two = (Phase(boundary, b) if b else FREE_PHASE for b in (float(b1), float(b2)))
+    return {two: 1 / (b2 - b1), one: -1 / (b2 - b1)}
+
+
+@dataclass(frozen=True)
+class Problem:
+    """An energy with inputs and targets, all in float64, and how far phases relax."""
+
+    net: Energy
+    x: Tensor
+    target: Tensor
+    cost: Cost
+    tolerance: float
+    iterations: int
+
+    def schedule(self, iterations: int | None = None) -> Schedule:
+        return Schedule(iterations or self.iterations, OMEGA, tolerance=self.tolerance)
+
+
+def problem(
+    net: Energy,
+    x: Tensor,
+    y: Tensor,
+    cost: Cost | None = None,
+    tolerance: float = TOLERANCE,
+    iterations: int = ITERATIONS,
+    own: bool = False,
+) -> Problem:
+    """`own`: with a copy of the network, whose parameters may be moved."""
+    net = in_float64(net, own)
+    x = x.double() if x.is_floating_point() else x
+    state = net.init_state(x)
+    output = state[-1]
+    for name, found in (("init_state", output), ("energy", net.energy(x, state))):
+        if found.dtype != torch.float64:
+            raise InputError(f"{name} gives {found.dtype} where x and the parameters are float64: use x.new_zeros and the like")
+    return Problem(net, x, as_target(y, output), cost or SquaredError(), tolerance, iterations)
+
+
+def in_float64(net: N, own: bool = False) -> N:
+    """The network if it is in float64 already, else a copy that is."""
+    assert isinstance(net, nn.Module)
+    tensors = [*net.parameters(), *net.buffers()]
+    if not own and all(t.dtype == torch.float64 for t in tensors if t.is_floating_point()):
+        return net
+    double: Any = copy.deepcopy(net).double()
+    return double
+
+
+def settle(p: Problem, phases: Iterable[Phase], starts: States | None = None, begin: State | None = None) -> States:
+    """Where the phases settle, the free one among them: from `starts`, or from the free state, and that from `begin`."""
+    phases = list(phases)
+    found = {FREE_PHASE: _relax(p, [FREE_PHASE], FREE, p.x, starts[FREE_PHASE] if starts else begin)}
+    free = found[FREE_PHASE]
+    for kind in ("nudge", "clamp"):
+        group = [q for q in phases if q.boundary == kind and q != FREE_PHASE]
+        if group:
+            from_ = [starts[q] if starts else free for q in group]
+            start = tuple(torch.cat(blocks) for blocks in zip(*from_, strict=True))
+            x = torch.cat([p.x] * len(group))
+            together = _relax(p, group, hold(p, group, free[-1]), x, start)
+            parts = zip(*(block.chunk(len(group)) for block in together), strict=True)
+            found |= dict(zip(group, parts, strict=True))
+    return found
+
+
+def hold(p: Problem, group: Sequence[Phase], output: Tensor) -> Boundary:
+    """What holds at the output of phases of one kind, stacked."""
+    if group[0] == FREE_PHASE:
+        return FREE
+    betas = output.new_tensor([q.beta for q in group]).repeat_interleave(len(output))
+    target = torch.cat([p.target] * len(group))
+    if group[0].boundary == "nudge":
+        return Nudge(p.cost, target, betas)
+    output = torch.cat([output] * len(group))
+    return Clamp(output + per_example(betas, output) * (target - output))
+
+
+def level(p: Problem, phase: Phase, state: State) -> Tensor:
+    """E, and beta C where the phase is nudged: (B,)."""
+    with torch.no_grad():
+        e = p.net.energy(p.x, state)
+        return e + phase.beta * p.cost.value(state[-1], p.target) if phase.boundary == "nudge" and phase.beta else e
+
+
+def value(p: Problem, loss: Loss, states: States) -> Tensor:
+    """The loss of each example, (B,)."""
+    return torch.stack([weight * level(p, q, states[q]) for q, weight in loss.items()]).sum(0)
+
+
+def _relax(p: Problem, group: Sequence[Phase], boundary: Boundary, x: Tensor, start: State | None) -> State:
+    """To the tolerance or not at all. Whoever comes no nearer in two chunks would not get there in `iterations` either."""
+    done, best, stuck = 0, torch.inf, 0
+    while True:
+        chunk = min(max(p.iterations // CHUNKS, 20), p.iterations - done)
+        settled = relax(p.net, x, p.schedule(chunk), start=start, boundary=boundary)
+        start, done = settled.state, done + settled.iterations
+        residual = settled.residual.nan_to_num(torch.inf)
+        worst = float(residual.max())
+        if worst <= p.tolerance:
+            return start
+        phase = group[int(residual.view(len(group), -1).amax(1).argmax())]
+        if not all(bool((s.abs() < FAR).all()) for s in start):
+            raise AssumptionError(f"no minimum, {phase}: the energy falls without end")
+        stuck = stuck + 1 if worst > best / 2 else 0
+        best = min(best, worst)
+        if done >= p.iterations or stuck == 2:
+            raise AssumptionError(f"no convergence, {phase}: residual {worst:.0e} after {done} iterations")

@@ -1,0 +1,211 @@
+"""Does a rule descend the exact gradient of its loss? A row for each rule and beta, against finite differences."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from ebl.relax import Schedule
+from ebl.rules import RULES, estimate_gradients
+from ebl.rules.backprop import Linearised
+from ebl.rules.contrast import Contrast
+from ebl.theory.differences import STEP, Slopes, directions, projected, slopes
+from ebl.theory.phases import FREE_PHASE, AssumptionError, Loss, contrast, level
+from ebl.theory.statements import Row, Settled, make_row
+from ebl.types import State
+
+EP = (("p-ep", 0.25), ("p-ep", 10.0), ("n-ep", 0.25), ("n-ep", 0.9), ("c-ep", 0.25), ("c-ep", 0.9))
+CPL = (("p-cpl", 0.25), ("n-cpl", 0.25), ("c-cpl", 0.25))
+LOSSES = {
+    "p-ep": "L_β",
+    "n-ep": "L_−β",
+    "c-ep": "L_−β;+β",
+    "cl": "L_CL",
+    "p-cpl": "L⁽²⁾",
+    "n-cpl": "L⁽²⁾",
+    "c-cpl": "the mean of both L⁽²⁾",
+}
+EXACT = 1e-6  # relative
+SEEN = 1e-3  # a relative difference that counts as one
+
+Told = Callable[[int, int], None]
+
+
+def statements_on_rules(seen: Settled, told: Told = lambda done, total: None) -> list[Row]:
+    """The rules' estimates, over the batch, against the gradients of their losses."""
+    check = _Check(seen, told)
+    rows = [check.descends(rule, beta, "theorem 2" if rule != "c-ep" else "theorem 3") for rule, beta in EP]
+    rows.append(check.descends("cl", 1.0, "theorem 1"))
+    for rule, beta in CPL:
+        rows += [check.differs(rule, beta), check.missing_term(rule, beta)]
+    return [*rows, check.descends("p-cpl", 1.0, "appendix B.1")]
+
+
+def loss_of(rule: str, beta: float) -> Loss:
+    """The loss whose phases are the rule's."""
+    row = RULES[rule]
+    assert isinstance(row, Contrast)
+    return contrast(row.boundary, row.first * beta, row.second * beta)
+
+
+class _Check:
+    """Finite differences of all the losses, made once, and the estimates that are held against them."""
+
+    def __init__(self, seen: Settled, told: Told):
+        self.seen, self.told = seen, told
+        self.net = seen.p.net
+        self.made: dict[float, Slopes | AssumptionError] = {}
+        self.along = directions(self.net)
+        self.phases = {q: None for rule, beta in (*EP, *CPL, ("cl", 1.0)) for q in loss_of(rule, beta)}
+        seen.try_phases(list(self.phases))
+
+    @property
+    def slopes(self) -> Slopes:
+        return self._slopes(STEP)
+
+    def _slopes(self, step: float) -> Slopes:
+        """Made when first asked for; where a phase does not settle on the way, that is said to every row."""
+        if step not in self.made:
+            states = {q: s for q, s in self.seen.states.items() if q in self.phases}
+            try:
+                self.made[step] = slopes(self.seen.p, states, self.along, step, self.told)
+            except AssumptionError as error:
+                self.made[step] = error
+        found = self.made[step]
+        if isinstance(found, AssumptionError):
+            raise found
+        return found
+
+    def descends(self, rule: str, beta: float, where: str) -> Row:
+        """The difference in parts of the loss's gradient."""
+
+        def measure() -> tuple[Tensor, Tensor]:
+            truth = self.slopes.of(loss_of(rule, beta))
+            return self.estimate(rule, beta) - truth, truth
+
+        text = f"{rule} at β = {beta:g} descends {LOSSES[rule]}: error of its gradient"
+        return self._row(text, where, loss_of(rule, beta), measure)
+
+    def differs(self, rule: str, beta: float) -> Row:
+        """The difference in parts of the estimate: the gradient of the centred loss may be zero."""
+
+        def measure() -> tuple[Tensor, Tensor]:
+            estimate = self.estimate(rule, beta)
+            return estimate - self.slopes.of(loss_of(rule, beta)), estimate
+
+        text = f"{rule} at β = {beta:g} does not descend {LOSSES[rule]}: difference"
+        return self._row(text, "appendix B.1", loss_of(rule, beta), measure, ">")
+
+    def missing_term(self, rule: str, beta: float) -> Row:
+        def measure() -> tuple[Tensor, Tensor]:
+            loss = loss_of(rule, beta)
+            formula = self.formula(loss)
+            return self.slopes.of(loss) - self.estimate(rule, beta) - formula, formula
+
+        text = f"{rule} at β = {beta:g} misses (1−β)/β ∂E/∂o·∂o★/∂θ: error"
+        return self._row(text, "appendix B.1", loss_of(rule, beta), measure)
+
+    def estimate(self, rule: str, beta: float) -> Tensor:
+        """What the rule leaves in .grad, along the directions."""
+        p = self.seen.p
+        beta_or_own = None if rule == "cl" else beta
+        e = estimate_gradients(
+            p.net,
+            p.x,
+            p.target,
+            rule=rule,
+            beta=beta_or_own,
+            free=p.schedule(),
+            nudged=p.schedule(),
+            cost=p.cost,
+            start=self.seen.free,
+        )
+        if not bool((e.nudged.residual <= p.tolerance).all()):
+            raise AssumptionError(f"{rule} does not settle: residual {float(e.nudged.residual.max()):.0e}")
+        return self.components()
+
+    def formula(self, loss: Loss) -> Tensor:
+        """sum over the phases of weight (1 - beta) dE/do . do*/dtheta, by implicit differentiation at the free state."""
+        p = self.seen.p
+        pull = sum(
+            (w * (1 - q.beta) * self.push(self.seen.at(q)) for q, w in loss.items() if q.boundary == "clamp"),
+            torch.zeros_like(p.target),
+        )
+        adjoint = Schedule(p.iterations, tolerance=p.tolerance)
+        e = estimate_gradients(
+            p.net, p.x, p.target, rule=Linearised("odd-first"), free=p.schedule(), nudged=adjoint, cost=_Along(pull),
+            start=self.seen.free,
+        )  # fmt: skip
+        if not bool((e.nudged.residual <= 1e-9).all()):
+            raise AssumptionError(f"∂o★/∂θ does not settle: residual {float(e.nudged.residual.max()):.0e}")
+        return self.components()
+
+    def push(self, state: State) -> Tensor:
+        """dE/do."""
+        output = state[-1].detach().requires_grad_()
+        with torch.enable_grad():
+            total = self.seen.p.net.energy(self.seen.p.x, (*state[:-1], output)).sum()
+        return torch.autograd.grad(total, output)[0]
+
+    def components(self) -> Tensor:
+        found = [torch.zeros_like(q) if q.grad is None else q.grad for q in self.net.parameters()]
+        return projected(found, self.net, self.along)
+
+    def _row(
+        self, text: str, where: str, loss: Loss, measure: Callable[[], tuple[Tensor, Tensor]], relation: str = "<="
+    ) -> Row:
+        """`measure` gives a difference and what it is to be compared with, along the directions."""
+        limit = EXACT if relation == "<=" else SEEN
+        try:
+            if not self.along:
+                raise AssumptionError("the energy has no parameters")
+            for q in (FREE_PHASE, *loss):
+                self.seen.at(q)
+            difference, to = measure()
+            size = float(to.norm())
+            if size <= 1e-9 * self.seen.scale:
+                raise AssumptionError("the gradient vanishes here")
+        except AssumptionError as error:
+            return make_row(text, where, relation, limit, None, str(error))
+        figure = float(difference.norm()) / size
+        if relation == ">":
+            return make_row(text, where, relation, limit, figure)
+        limit = max(limit, self.rounding(loss, size))
+        return make_row(text, where, relation, limit, figure, doubt=self.kink(loss, difference, to) if figure > limit else None)
+
+    def rounding(self, loss: Loss, size: float) -> float:
+        """What float64 and unsettled ends leave uncertain of the finite differences, in parts of the gradient."""
+        p = self.seen.p
+        terms = sum(abs(w) * float(level(p, q, self.seen.at(q)).abs().mean()) for q, w in loss.items())
+        return (20 * torch.finfo(torch.float64).eps * terms * len(self.along) ** 0.5 / size + 10 * p.tolerance) / STEP
+
+    def kink(self, loss: Loss, difference: Tensor, to: Tensor) -> str | None:
+        """What is not smooth within the finite differences, if something is not."""
+        smooth = self.slopes.smooth(loss)
+        rough = int((~smooth).sum())
+        if rough:
+            rest = f" ({float(difference[smooth].norm() / to[smooth].norm()):.0e} along the others)" if smooth.any() else ""
+            return f"a kink: units or pools switch along {rough} of {len(smooth)} directions within ±{STEP:g}{rest}"
+        apart = float((self.slopes.of(loss) - self._slopes(STEP / 4).of(loss)).norm() / to.norm())
+        return f"a kink: finite differences of two steps are {apart:.0e} apart" if apart > EXACT else None
+
+
+@dataclass(frozen=True)
+class _Along:
+    """C = v . o: its gradient through the free state is v . do*/dtheta."""
+
+    v: Tensor
+    lowest_beta: ClassVar[float] = -torch.inf
+
+    def value(self, output: Tensor, target: Tensor) -> Tensor:
+        return (self.v * output).flatten(1).sum(1)
+
+    def gradient(self, output: Tensor, target: Tensor) -> Tensor:
+        return self.v
+
+    def prox(self, h: Tensor, target: Tensor, beta: Tensor | float) -> Tensor:
+        return h - torch.as_tensor(beta) * self.v

@@ -1,0 +1,258 @@
+"""The table's rows against mathematics: energies on which each figure is known, or an assumption fails."""
+
+import math
+from itertools import pairwise
+
+import pytest
+import torch
+from nets import dense, inputs, relative
+from torch import nn
+
+import ebl
+from ebl import theory
+from ebl.theory.differences import directions, moved, projected, slopes
+from ebl.theory.phases import FREE_PHASE, Phase, contrast, problem, settle
+from ebl.theory.rules import loss_of
+from ebl.theory.statements import PULLS, PUSHES, make_row, order_of
+from ebl.theory.subjects import small_network
+
+
+class Parabola(nn.Module):
+    """E = a/2 (o - t x)^2: F(b) = a b / (a + b) C, so L_b = a / (a + b) C; CpL leaves a (o* - y) x for every beta."""
+
+    def __init__(self, a: float = 2.0):
+        super().__init__()
+        self.a, self.t = a, nn.Parameter(torch.tensor(0.7, dtype=torch.float64))
+
+    def init_state(self, x):
+        return (x.new_zeros(len(x), 1),)
+
+    def energy(self, x, state):
+        return (0.5 * self.a * (state[0] - self.t * x) ** 2).sum(1)
+
+
+def rows_of(net, x=None, y=None, **options):
+    x = torch.tensor([[1.0], [0.4], [-0.8]], dtype=torch.float64) if x is None else x
+    y = torch.tensor([[-0.3], [-0.3], [0.9]], dtype=torch.float64) if y is None else y
+    return {row.statement.partition(":")[0]: row for row in theory.statements(net, x, y, **options)}
+
+
+def starting(rows, words):
+    (found,) = [row for name, row in rows.items() if name.startswith(words)]
+    return found
+
+
+@pytest.fixture(scope="module")
+def small():
+    subject = small_network()
+    return rows_of(subject.net, subject.x, subject.y)
+
+
+def test_on_a_hopfield_network_every_statement_holds(small):
+    assert {name: row.verdict for name, row in small.items() if row.verdict != "holds"} == {}
+    assert len(small) == 22
+    assert starting(small, "F = −∞").measured == pytest.approx(2 * (1 - 1.1) / 2, rel=1e-4)  # two outputs
+    assert starting(small, "L_±β").measured == pytest.approx(1, abs=0.01)
+    assert starting(small, "L_−β;+β").measured == pytest.approx(2, abs=0.01)
+
+
+def test_every_figure_is_that_of_the_closed_form_on_a_parabola():
+    a = 2.0
+    rows = rows_of(Parabola(a))
+    assert {row.verdict for row in rows.values()} == {"holds"}
+    C = torch.tensor([(0.7 * x - y) ** 2 / 2 for x, y in ((1, -0.3), (0.4, -0.3), (-0.8, 0.9))])
+    most, least = float(C.max() / C.mean()), float(C.min() / C.mean())
+
+    def figure(words):
+        return starting(rows, words).measured
+
+    # the largest of negative numbers belongs to the example with the smallest cost
+    assert figure("L_β ≤ C") == pytest.approx(max(a / (a + b) - 1 for b in PULLS) * least, rel=1e-6)
+    assert figure("C ≤ L_−β") == pytest.approx(max(1 - a / (a - b) for b in PUSHES) * least, rel=1e-6)
+    grid = [*(-b for b in reversed(PUSHES)), 0.0, *PULLS]
+    L = [a / (a + b) for b in grid]
+    F = [a * b / (a + b) for b in grid]
+    chords = [(g - f) / (c - b) for f, g, b, c in zip(F, F[1:], grid, grid[1:], strict=False)]
+    for words, values in (("L_β never rises", L), ("F is concave", chords)):
+        falls = [v - u for u, v in pairwise(values)]
+        assert figure(words) == pytest.approx(max(falls) * least, rel=1e-5)
+    assert most > least
+    # L2 = beta L_CL here, so its gradient is beta times what the rule leaves, and that of the mean at ±beta is zero
+    for rule, difference in (("p-cpl", 1 - 0.25), ("n-cpl", 1 + 0.25), ("c-cpl", 1.0)):
+        assert figure(f"{rule} at β = 0.25 does not descend") == pytest.approx(difference, rel=1e-6)
+    assert figure("L_±β = C") == pytest.approx(1, abs=1e-4)
+    assert figure("L_−β;+β = C") == pytest.approx(2, abs=1e-3)
+
+
+def test_the_rows_of_a_rule_whose_gradient_is_wrong_fail():
+    class Wrong(ebl.DenseHopfield):
+        def gradients(self, x, state, weights, memo=None):
+            first, *others = super().gradients(x, state, weights, memo)
+            return [first * 1.001, *others]
+
+    net = Wrong((3, 6, 4, 2), gains=(1.5, 1.0, 0.5), seed=6).double()
+    with torch.no_grad():
+        for bias in net.biases[:-1]:
+            bias.fill_(0.3)
+    subject = small_network()
+    rows = rows_of(net, subject.x, subject.y)
+    wrong = [name for name, row in rows.items() if row.verdict == "fails"]
+    assert len([name for name in wrong if "descends" in name]) == 8
+    assert len([name for name in wrong if "misses" in name]) == 3
+    assert len(wrong) == 11
+
+
+def test_energies_that_are_not_minimised_break_the_bounds():
+    class Off(ebl.DenseHopfield):
+        """Settles its output off the minimum where it is nudged."""
+
+        def update(self, k, x, state, boundary, memo=None):
+            found = super().update(k, x, state, boundary, memo)
+            return found + 0.5 if isinstance(boundary, ebl.Nudge) and k == len(state) - 1 else found
+
+    subject = small_network()
+    rows = rows_of(Off((3, 2)).double(), subject.x, subject.y)
+    for words in ("dF/dβ", "L_β ≤ C", "C ≤ L_−β", "L_β never rises", "F is concave", "L_±β = C", "L_−β;+β = C"):
+        assert starting(rows, words).verdict == "fails", words
+
+
+def test_a_soft_energy_has_no_minimum_when_pushed_too_hard_and_the_rows_say_so():
+    rows = rows_of(Parabola(0.3))
+    for words in ("C ≤ L_−β", "L_β never rises", "F is concave", "n-ep at β = 0.9", "c-ep at β = 0.9"):
+        assert starting(rows, words).verdict.startswith("assumption not met: no minimum, nudged at β = -0."), words
+    for words in ("L_β ≤ C", "L_±β", "L_−β;+β", "p-ep at β = 10", "n-ep at β = 0.25", "c-ep at β = 0.25", "dF/dβ"):
+        assert starting(rows, words).verdict == "holds", words
+
+
+def test_where_nothing_settles_every_row_says_so():
+    rows = rows_of(Parabola(-1.0))
+    assert {row.verdict for row in rows.values()} == {"assumption not met: no minimum, free: the energy falls without end"}
+    assert {row.measured for row in rows.values()} == {None}
+    slow = rows_of(dense((1, 2, 1)), iterations=2)
+    assert all(row.verdict.startswith("assumption not met: no convergence, free: residual") for row in slow.values())
+
+
+def test_several_minima_are_found_and_said():
+    class DoubleWell(Parabola):
+        def energy(self, x, state):
+            o = state[0]
+            return (o**4 / 4 - o**2 - (self.t * x + 0.05) * o).sum(1)  # minima near ±1.4
+
+    rows = rows_of(DoubleWell())
+    for words in ("L_β never rises", "F is concave"):
+        assert starting(rows, words).verdict.startswith("assumption not met: several minima: 2 from 9 starts"), words
+    for words in ("L_β ≤ C", "C ≤ L_−β", "p-ep at β = 0.25 descends", "n-ep at β = 0.25 descends"):  # of the one it is in
+        assert starting(rows, words).verdict == "holds", words
+
+
+def test_kinks_within_the_finite_difference_are_said():
+    class Kink(Parabola):
+        """E = a/2 (o - |t| x)^2, with t next to its kink."""
+
+        def __init__(self):
+            super().__init__()
+            self.t.data.fill_(6e-6)
+
+        def energy(self, x, state):
+            return (0.5 * self.a * (state[0] - self.t.abs() * x) ** 2).sum(1)
+
+    rows = rows_of(Kink())
+    for words in ("p-ep at β = 0.25", "c-ep at β = 0.9", "cl at", "p-cpl at β = 0.25 misses"):
+        assert "a kink: finite differences of two steps are" in starting(rows, words).verdict, words
+
+    net = dense((1, 1, 1))
+    with torch.no_grad():
+        for p, value in zip(net.parameters(), (1.0, 0.5, 4e-6, 0.0), strict=True):
+            p.fill_(
+                value
+            )  # the hidden unit's field is 4e-6 and the output's term in it: it leaves its bound at 0 within the step
+    zero = torch.zeros(1, 1, dtype=torch.float64)
+    row = starting(rows_of(net, zero, zero + 1), "p-cpl at β = 0.25 misses")
+    assert "a kink: units or pools switch along" in row.verdict
+
+
+def test_kinks_in_beta_are_said():
+    net = dense((1, 1, 1))
+    with torch.no_grad():
+        for p, value in zip(net.parameters(), (0.0, 0.9, 1e-4, 0.0), strict=True):
+            p.fill_(value)  # a negative nudge switches the hidden unit off at once
+    zero = torch.zeros(1, 1, dtype=torch.float64)
+    rows = rows_of(net, zero, zero + 1)
+    assert "a kink:" in starting(rows, "L_−β;+β = C").verdict
+    assert "switch within β = ±0.004" in starting(rows, "L_−β;+β = C").verdict
+
+
+def test_an_energy_without_parameters_or_with_its_target_reached_has_no_gradient_to_check():
+    rows = rows_of(Parabola().requires_grad_(False))
+    assert starting(rows, "cl at").verdict == "assumption not met: the energy has no parameters"
+    x = torch.ones(2, 1, dtype=torch.float64)
+    rows = rows_of(Parabola(), x, 0.7 * x)
+    for words in ("dF/dβ", "L_β ≤ C", "C ≤ L_−β", "L_β never", "F is", "p-ep at β = 0.25", "cl at"):
+        assert "the target is reached: the cost is zero up to rounding" in starting(rows, words).verdict, words
+    assert "equal up to rounding" in starting(rows, "L_±β = C").verdict
+
+
+def test_an_energy_whose_parameters_do_not_touch_the_output_has_no_gradient_to_check():
+    class Idle(Parabola):
+        def energy(self, x, state):
+            return (0.5 * self.a * (state[0] - x) ** 2).sum(1) + 0 * self.t
+
+    assert starting(rows_of(Idle()), "cl at").verdict == "assumption not met: the gradient vanishes here"
+
+
+def test_losses_have_the_phases_and_weights_of_the_rules():
+    assert loss_of("p-ep", 0.5) == {Phase("nudge", 0.5): 2.0, FREE_PHASE: -2.0}
+    assert loss_of("n-ep", 0.5) == {FREE_PHASE: 2.0, Phase("nudge", -0.5): -2.0}
+    assert loss_of("c-cpl", 0.5) == {Phase("clamp", 0.5): 1.0, Phase("clamp", -0.5): -1.0}
+    assert loss_of("cl", 1.0) == contrast("clamp", 0, 1) == {Phase("clamp", 1.0): 1.0, FREE_PHASE: -1.0}
+
+
+def test_finite_differences_are_the_gradients_of_a_parabola_and_leave_the_network_as_it_was():
+    net, a, x, y = Parabola(), 2.0, torch.tensor([[1.0], [2.0]], dtype=torch.float64), torch.zeros(2, 1, dtype=torch.float64)
+    p = problem(net, x, y, own=True)
+    states = settle(p, [Phase("nudge", 3.0), Phase("clamp", 0.5)])
+    found = slopes(p, states, directions(p.net))
+    t, mean = 0.7, 2.5  # of x^2
+    assert float(found.of({Phase("nudge", 3.0): 1.0})) == pytest.approx(a * 3 / (a + 3) * t * mean, rel=1e-8)
+    assert float(found.of({Phase("clamp", 0.5): 1.0})) == pytest.approx(a * 0.25 * t * mean, rel=1e-7)  # as exact as o★
+    assert p.net.t.item() == net.t.item() == 0.7
+    assert p.net is not net
+
+
+def test_large_networks_are_checked_along_random_directions_in_every_tensor():
+    net = dense((20, 30, 5))
+    along = directions(net)
+    assert len(along) == 2 * len(list(net.parameters()))
+    x, y = inputs(net, batch=2)
+    gradients = [torch.randn_like(q) for q in net.parameters()]
+    truth = [float((g * way).sum()) for g, (_, way) in zip([g for g in gradients for _ in range(2)], along, strict=True)]
+    assert relative(projected(gradients, net, along), torch.tensor(truth, dtype=torch.float64)) < 1e-12
+    rows = rows_of(net, x, y)
+    assert starting(rows, "p-ep at β = 0.25 descends").verdict == "holds"
+    before = net.weights[0].clone()
+    with moved(along[0], 0.1):
+        assert not torch.equal(net.weights[0], before)
+    assert torch.equal(net.weights[0], before)
+
+
+@pytest.mark.parametrize(
+    ("relation", "measured", "unmet", "doubt", "verdict"),
+    [
+        ("<=", 1.0, None, None, "holds"),
+        ("<=", 1.1, None, None, "fails"),
+        (">=", 0.9, None, None, "fails"),
+        (">", 1.0, None, None, "fails"),
+        ("<=", 0.5, "x", None, "assumption not met: x"),
+        ("<=", 0.5, None, "x", "holds"),
+        ("<=", 1.5, None, "x", "assumption not met: x"),
+        ("<=", None, None, None, "fails"),
+        ("<=", math.nan, None, None, "assumption not met: the energies are not finite numbers"),
+    ],
+)
+def test_verdicts(relation, measured, unmet, doubt, verdict):
+    assert make_row("", "", relation, 1.0, measured, unmet, doubt).verdict == verdict
+
+
+@pytest.mark.parametrize("power", [0.5, 1, 2, 3])
+def test_the_order_of_a_power_with_a_small_next_term_is_found(power):
+    assert order_of([b**power * (1 + 3 * b) for b in (0.04, 0.02, 0.01)]) == pytest.approx(power, abs=0.01)
