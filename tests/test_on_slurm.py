@@ -117,16 +117,17 @@ def test_what_became_of_jobs_is_read_from_the_queue(stand_in, tmp_path):
     states = {"done": "COMPLETED", "failed": "FAILED", "unseen": "FAILED", "slow": "TIMEOUT", "big": "OUT_OF_MEMORY"}
     states |= {"lost": "NODE_FAIL", "ended": "CANCELLED", "begun": "RUNNING", "waits": "PENDING", "again": "REQUEUED"}
     executor = OnSlurm(Slurm(), work=nothing)
-    executor.start(tmp_path, [*states, "gone", "full"])
+    executor.start(tmp_path, [*states, "gone", "full", "eater"])
     (folder,) = (tmp_path / "slurm").iterdir()
     for i in (0, 1, 3, 4, 5, 6):
         (folder / f"7_{i}_0_log.err").write_text("first words\nsrun: error: task 0: Killed\n")
     (folder / "7_11_0_log.err").write_text("the disk is full: free some space\nsrun: error: task 0: Exited with exit code 1\n")
     (folder / "7_6_0_log.err").write_text("")
-    queue = [f"7_{i}|{state}|None\n" for i, state in enumerate(states.values())] + [
-        "7_11|FAILED|NonZeroExitCode\n",
-        "8|FAILED|None\n",
-    ]
+    (folder / "7_12_0_log.err").write_text(
+        "slurmstepd-vm: error: Detected 1 oom-kill event(s) in StepId=1.0.\nsrun: error: x\n"
+    )
+    queue = [f"7_{i}|{state}|None\n" for i, state in enumerate(states.values())]
+    queue += ["7_11|FAILED|NonZeroExitCode\n", "7_12|FAILED|NonZeroExitCode\n", "8|FAILED|None\n"]
     (stand_in / "queue").write_text("".join(queue))
     found = {ended.key: ended.error for ended in executor.ended()}
     assert found.pop("done") == ""
@@ -138,6 +139,7 @@ def test_what_became_of_jobs_is_read_from_the_queue(stand_in, tmp_path):
         "unseen": f"it left no log: do SLURM's machines see {folder}?",
         "slow": "its time was up: give more --slurm.time",
         "big": "its memory did not suffice: give more --slurm.memory",
+        "eater": "its memory did not suffice: give more --slurm.memory",
         "lost": "its machine failed",
         "ended": "it was cancelled",
         "full": "the disk is full: free some space",
