@@ -5,6 +5,7 @@ import re
 from dataclasses import replace
 
 import pytest
+import torch
 from studies import Inline, tiny_yaml
 from test_cli import refused
 
@@ -97,7 +98,7 @@ def test_a_dry_run_writes_nothing_and_estimates_from_operations_then_from_what_w
     first = said(capsys, "run", "mine.yaml", "--dry-run")
     assert sorted(tmp_path.iterdir()) == before
     assert "0 of 4 runs done, 4 waiting" in first
-    assert "GFLOP/s, measured on one short step of cl on one thread" in first
+    assert "GFLOP/s, measured on a short step of c-ep on one thread" in first
     main(["study", "run", "mine.yaml", "--seeds", "0"])
     for key in list((tmp_path / "runs/studies/mine/runs").iterdir()):
         result = json.loads((key / "result.json").read_text())
@@ -105,8 +106,15 @@ def test_a_dry_run_writes_nothing_and_estimates_from_operations_then_from_what_w
         (key / "result.json").write_text(json.dumps({**result, "seconds": seconds}))
     capsys.readouterr()
     again = said(capsys, "run", "mine.yaml", "--dry-run", "--processes", "2")
-    assert "2 of 4 runs done, 2 waiting; 30 min one at a time, 15 min with 2 at a time" in again
+    assert "2 of 4 runs done, 2 waiting; 30 min one at a time, 15 min with 2 that" in again
     assert "of runs of the same shape in the store" in again
+
+
+def test_a_dry_run_for_a_gpu_that_is_not_here_lists_the_runs_without_an_estimate(capsys, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    shown = said(capsys, "run", "table6", "--device", "cuda", "--data-dir", ".", "--dry-run")
+    assert "0 of 27 runs done, 27 waiting (no estimate for cuda: there is no GPU here" in shown
+    assert "before it can start: svhn not in" in shown
 
 
 def test_settings_from_flags_reach_every_run(capsys, tmp_path):
@@ -145,6 +153,20 @@ def test_settings_from_flags_reach_every_run(capsys, tmp_path):
 def test_bad_input_is_one_line_and_writes_nothing(capsys, tmp_path, words, line):
     assert line in refused(capsys, "study", *words)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_store_of_a_newer_version_is_named_in_the_list_and_refused_elsewhere(capsys, tmp_path):
+    store = make_store("runs/studies/later", "later")
+    (store.folder / "study.json").write_text(json.dumps({"format": 9, "name": "later"}))
+    assert "made by a newer version" in " ".join(said(capsys, "list").split())
+    assert "later was made by a newer version of ebl" in refused(capsys, "study", "show", "later")
+
+
+def test_brackets_in_a_label_are_shown_as_they_are(capsys, tmp_path):
+    (tmp_path / "mine.yaml").write_text(tiny_yaml(tmp_path, "label: '[red] {epochs}'\ngrid: {seed: [0]}"))
+    shown = said(capsys, "run", "mine.yaml")
+    assert "[red] 2 on " in shown
+    assert row(said(capsys, "show", "mine"), "[red]")[1] == "2"
 
 
 def test_merging_two_machines(capsys, tmp_path):

@@ -8,13 +8,16 @@ import threading
 import time
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from studies import Inline, tiny_cells, tiny_yaml
 
 from ebl import atomic
+from ebl.data import SPECS
 from ebl.errors import InputError
 from ebl.study import cell as cell_module
+from ebl.study import estimate, local
 from ebl.study.cell import run_cell
 from ebl.study.grid import read_study
 from ebl.study.journal import readable
@@ -170,6 +173,30 @@ def test_all_missing_datasets_are_named_before_anything_starts(tmp_path, monkeyp
         f"mnist, cifar10, cifar100 not in {tmp_path}: run `ebl data fetch mnist && ebl data fetch cifar10 && "
     )
     check_data([*read_study("quick").cells, *tiny_cells(tmp_path)])
+
+
+def test_an_estimate_counts_the_operations_of_an_epoch_and_its_test(tmp_path):
+    assert set(estimate.SIZES) == set(SPECS)
+    (cell,) = tiny_cells(tmp_path, "grid: {seed: [0]}")  # 4 hidden units, 2 outputs, T=5, K=3; 4 batches of 10, 10 for the test
+    step, test = 2 * 2 * 10 * (4 * 2) * (5 + 2 * 3), 2 * 2 * 10 * (4 * 2) * 5
+    assert estimate._epoch_flops(cell.config) == 4 * step + test
+
+
+def test_runs_are_spread_over_the_gpus_and_over_the_cores(monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,6")
+    one_each, shared = OnLocal(Local(), "cuda"), OnLocal(Local(processes=6), "cuda")
+    assert (one_each.slots, shared.slots) == (2, 6)
+    given = []
+    for i in range(6):
+        given.append(shared.least_used())
+        shared.workers[str(i)] = SimpleNamespace(gpu=given[-1])
+    assert Counter(given) == {"4": 3, "6": 3}
+    del shared.workers["1"], shared.workers["3"]
+    assert shared.least_used() == given[1] == given[3]
+    monkeypatch.setattr(local, "_cores", lambda: 8)
+    assert OnLocal(Local()).slots == 8
+    assert OnLocal(Local(threads=3)).slots == 2
+    assert OnLocal(Local(threads=16)).slots == 1
 
 
 # for real: processes

@@ -94,6 +94,23 @@ def test_records_are_read_from_one_file_which_may_be_lost_cut_damaged_or_stale(t
     assert by_key(store)[keys[1]].status == "waiting"
 
 
+def test_a_damaged_run_is_shown_as_failed_and_hides_no_other(tmp_path):
+    store, keys = made(tmp_path / "store", tmp_path)
+    for key in keys[:3]:
+        run_cell(store.folder, key)
+    partly(store, keys[3], epochs=1)
+    (store.folder / "records.jsonl").unlink()
+    (store.run_folder(keys[0]) / "result.json").write_text("{")
+    (store.run_folder(keys[1]) / "result.json").write_text('{"final": null}')
+    (store.run_folder(keys[3]) / "metrics.jsonl").write_text("no json\n")
+    first, second, third, fourth = store.records()
+    assert [r.status for r in (first, second, third, fourth)] == ["failed", "failed", "done", "failed"]
+    assert "result.json is damaged" in first.error
+    assert f"remove {store.run_folder(keys[1])} to train it anew" in second.error
+    assert "metrics.jsonl is damaged" in fourth.error
+    assert [r.config for r in (first, fourth)] == [store.cells()[key]["config"] for key in (keys[0], keys[3])]
+
+
 def test_a_plain_folder_of_runs_and_one_that_cannot_be_written_are_read_too(tmp_path):
     found = records(RESULTS)
     truth = {path.parent.name: json.loads(path.read_text())["final"] for path in RESULTS.glob("*/result.json")}

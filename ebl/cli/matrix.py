@@ -9,6 +9,7 @@ from typing import Any
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console, Group
+from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
@@ -29,7 +30,7 @@ def show(found: Sequence[Record], store: Store | None) -> None:
     out.print(matrix(found))
     out.print(news(found, store), highlight=False, soft_wrap=True)
     where = f"; {store.folder}" if store is not None else ""
-    console.print(f"{totals(found)}{where}", highlight=False, soft_wrap=True)
+    console.print(f"{totals(found)}{where}", highlight=False, soft_wrap=True, markup=False)
 
 
 def matrix(records: Sequence[Record]) -> Table:
@@ -37,17 +38,17 @@ def matrix(records: Sequence[Record]) -> Table:
     found = places(records)
     names, datasets = list(dict.fromkeys(r for r, _ in found)), list(dict.fromkeys(d for _, d in found))
     if len(datasets) > 1:
-        table = Table("test error %", *datasets, box=SIMPLE_HEAD)
+        table = Table("test error %", *map(escape, datasets), box=SIMPLE_HEAD)
         for name in names:
-            table.add_row(name, *(_brief(found.get((name, dataset))) for dataset in datasets))
+            table.add_row(escape(name), *(_brief(found.get((name, dataset))) for dataset in datasets))
         return table
-    table = Table(datasets[0], "test error %", "train error %", "seconds", "done", "", box=SIMPLE_HEAD)
+    table = Table(escape(datasets[0]), "test error %", "train error %", "seconds", "done", "", box=SIMPLE_HEAD)
     for name in names:
         place = found[name, datasets[0]]
         errors = [_percent(place.mean(f"{part}_error")) for part in ("test", "train")]
         seconds = place.mean("seconds")
         states = ", ".join(_states(place))
-        table.add_row(name, *errors, "" if seconds is None else f"{seconds:.0f}", _share(place), states)
+        table.add_row(escape(name), *errors, "" if seconds is None else f"{seconds:.0f}", _share(place), states)
     return table
 
 

@@ -14,7 +14,7 @@ from rich.table import Table
 from ebl.cli import study_run
 from ebl.cli.flags import console, parse
 from ebl.cli.matrix import show, wide
-from ebl.errors import choose
+from ebl.errors import InputError, choose
 from ebl.study.grid import BUILT_IN, read_study
 from ebl.study.record import Record
 from ebl.study.rows import rows
@@ -97,10 +97,10 @@ def _show(args: Show) -> None:
 def _find(name: str) -> tuple[list[Record], Store | None]:
     """The runs of a study, its store, or a folder; of a study that was never run, what it would run."""
     folder = Path(name).expanduser()
-    if folder.is_dir() and name not in BUILT_IN:
-        pass
-    elif (STUDIES / name / "study.json").exists():
+    if (STUDIES / name / "study.json").exists():
         folder = STUDIES / name
+    elif folder.is_dir() and name not in BUILT_IN:
+        pass
     else:
         stores = [path.parent.name for path in STUDIES.glob("*/study.json")]
         if folder.suffix not in (".yaml", ".yml"):
@@ -122,14 +122,24 @@ def _merge(args: Merge) -> None:
 
 def _list() -> None:
     table = Table("study", "runs", "done", "what", box=SIMPLE_HEAD)
-    stores = {path.parent.name: open_store(path.parent) for path in sorted(STUDIES.glob("*/study.json"))}
+    stores = {path.parent.name: path.parent for path in sorted(STUDIES.glob("*/study.json"))}
     for name in BUILT_IN:
         study = read_study(name)
-        table.add_row(name, str(len(study.cells)), _done(stores.pop(name, None)), study.description)
-    for name, store in stores.items():
-        table.add_row(name, str(len(store.cells())), _done(store), store.about.get("description", ""))
+        done, trouble = _done(stores.pop(name, None))
+        table.add_row(name, str(len(study.cells)), done, trouble or study.description)
+    for name, folder in stores.items():
+        done, trouble = _done(folder)
+        store = Store(folder)
+        table.add_row(name, "" if trouble else str(len(store.cells())), done, trouble or store.about.get("description", ""))
     wide(console).print(table)
 
 
-def _done(store: Store | None) -> str:
-    return "" if store is None else str(sum(store.is_done(key) for key in store.cells()))
+def _done(folder: Path | None) -> tuple[str, str]:
+    """How many runs of a store are done; what is wrong with it, if it cannot be read."""
+    if folder is None:
+        return "", ""
+    try:
+        store = open_store(folder)
+        return str(sum(store.is_done(key) for key in store.cells())), ""
+    except InputError as error:
+        return "", str(error)

@@ -25,7 +25,7 @@ from ebl.study.executor import Executor
 from ebl.study.grid import Cell, narrowed, read_study, with_settings
 from ebl.study.local import Local, OnLocal
 from ebl.study.rows import rows
-from ebl.study.runner import Outcome, check_data, run_study
+from ebl.study.runner import check_data, run_study
 from ebl.study.settings import checked, flat_config, relaxation_of
 from ebl.study.store import STUDIES, Store, make_store, open_store, waiting
 from ebl.train import check_device
@@ -50,7 +50,7 @@ class Run:
     set: tuple[str, ...] = ()
     """Other settings of every run, as key=value: --set beta=0.1 free.iterations=20 model.hidden=[16,32]."""
     relax: str | None = None
-    """A preset whose relaxation every run takes: fast settles as well in a fifth of the iterations."""
+    """A preset whose relaxation every run takes, such as fast: over-relaxed, free phases only as long as they need."""
     device: str | None = None
     """cpu or cuda, if not what the study says."""
     data_dir: Path | None = None
@@ -79,12 +79,15 @@ def run(args: Run) -> None:
         _dry_run(cells, folder, args)
         return
     check_data(cells)
-    executor = _executor(args, cells)
+    finished = (folder / "study.json").exists() and all(open_store(folder).is_done(cell.key) for cell in cells)
+    executor = None if finished else _executor(args, cells)
     store = make_store(folder, study.name, study.description)
-    outcome = _run_shown(store, cells, executor, args.retries)
-    found = [record for record in store.records() if record.key in {cell.key for cell in cells}]
+    if executor is not None:
+        _run_shown(store, cells, executor, args.retries)
+    asked = {cell.key for cell in cells}
+    found = [record for record in store.records() if record.key in asked]
     show(found, store)
-    if outcome.failed:
+    if any(record.status == "failed" for record in found):
         sys.exit(1)
 
 
@@ -92,7 +95,7 @@ def _cells(args: Run, cells: Sequence[Cell]) -> tuple[Cell, ...]:
     """The study's cells as the flags narrow and change them."""
     for rule in args.rules:
         choose("--rules", rule, RULES)
-    settings = checked({}, "")
+    settings: dict[str, Any] = {}
     for text in args.set:
         key, equals, value = text.partition("=")
         if not equals:
@@ -117,13 +120,13 @@ def _value(text: str) -> object:
 
 def _executor(args: Run, cells: Sequence[Cell]) -> Executor:
     devices = {cell.config.device for cell in cells}
-    for device in devices:
+    for device in devices if args.on == "local" else ():
         if not device.startswith("cuda") or not torch.cuda.is_available():  # a GPU is left to the workers
             check_device(device)
     return EXECUTORS[args.on](getattr(args, args.on), max(devices))  # cuda where there are both
 
 
-def _run_shown(store: Store, cells: Sequence[Cell], executor: Executor, retries: int) -> Outcome:
+def _run_shown(store: Store, cells: Sequence[Cell], executor: Executor, retries: int) -> None:
     """Run a study with a bar over all epochs and a line for each run that ends."""
     row = rows([waiting(cell) for cell in cells])
     names = {cell.key: title(row[cell.key], flat_config(cell.config)) for cell in cells}
@@ -136,22 +139,24 @@ def _run_shown(store: Store, cells: Sequence[Cell], executor: Executor, retries:
         task = bar.add_task(
             f"{len(done)} of {len(epochs)} runs done", total=sum(epochs.values()), completed=sum(finished.values())
         )
+        running = 0
 
         def tell(event: dict[str, Any]) -> None:
+            nonlocal running
             kind, key = event["event"], event.get("key", "")
             if kind == "progress":
                 finished.update(event["epochs"])
-                running = f", {len(event['epochs'])} running" if event["epochs"] else ""
-                bar.update(task, description=f"{len(done)} of {len(epochs)} runs done{running}")
-            said = _said(event) if key in names else ""
-            if said and kind == "done":
+                running = len(event["epochs"])
+            if key in names and kind == "done":
                 done.add(key)
                 finished[key] = epochs[key]
-            if said:
-                bar.console.print(f"{names[key]}: {said}", highlight=False, soft_wrap=True)
-            bar.update(task, completed=sum(finished.values()))
+                running -= 1
+            if key in names and (said := _said(event)):
+                bar.console.print(f"{escape(names[key])}: {said}", highlight=False, soft_wrap=True)
+            now = f", {running} running" if running > 0 else ""
+            bar.update(task, completed=sum(finished.values()), description=f"{len(done)} of {len(epochs)} runs done{now}")
 
-        return run_study(store, cells, executor, retries=retries, watch=tell)
+        run_study(store, cells, executor, retries=retries, watch=tell)
 
 
 def _said(event: dict[str, Any]) -> str:
@@ -173,18 +178,21 @@ def _dry_run(cells: Sequence[Cell], folder: Path, args: Run) -> None:
     row = rows(found)
     table = Table("run", "dataset", "seed", "epochs", "state", "time left", box=SIMPLE_HEAD)
     for record in found:
-        c = record.config
-        left = duration(seconds[record.key]) if record.key in seconds else ""
-        table.add_row(row[record.key], c["dataset"], str(c["seed"]), f"{record.epoch}/{c['epochs']}", record.status, left)
+        c, left = record.config, seconds.get(record.key)
+        epochs = f"{record.epoch}/{c['epochs']}"
+        what = (escape(row[record.key]), escape(c["dataset"]), str(c["seed"]), epochs, record.status)
+        table.add_row(*what, "" if left is None else duration(left))
     wide(console).print(table)
     total = sum(seconds.values())
-    said = f"{totals(found)}; {duration(total)} one at a time"
-    if args.local.processes:
-        said += (
-            f", {duration(total / args.local.processes)} with {args.local.processes} at a time, if that costs none of them time"
-        )
-    console.print(f"{said} ({'; '.join(sources)})" if seconds else said, highlight=False, soft_wrap=True)
+    said, processes = totals(found), args.local.processes
+    if seconds:
+        said += f"; {duration(total)} one at a time"
+        if processes:
+            said += f", {duration(total / processes)} with {processes} that do not slow each other down"
+    if sources:
+        said += f" ({'; '.join(sources)})"
+    console.print(said, highlight=False, soft_wrap=True, markup=False)
     try:
         check_data(cells)
     except InputError as error:
-        console.print(f"before it can start: {error}", highlight=False, soft_wrap=True)
+        console.print(f"before it can start: {error}", highlight=False, soft_wrap=True, markup=False)

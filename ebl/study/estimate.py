@@ -40,7 +40,7 @@ BUDGET = 20e9  # operations of the step that is measured, about
 
 
 def estimates(cells: Sequence[Cell], records: Sequence[Record]) -> tuple[dict[str, float], list[str]]:
-    """Seconds each run still takes, one at a time, by key; and where they come from, a sentence each."""
+    """Seconds each run still takes, one at a time, by key (where that can be said); and where they come from."""
     known = {record.key: record for record in records}
     seen = _seen(records)
     found: dict[str, float] = {}
@@ -51,14 +51,16 @@ def estimates(cells: Sequence[Cell], records: Sequence[Record]) -> tuple[dict[st
             continue
         left = cell.config.epochs - (record.epoch if record is not None else 0)
         shape = _shape(flat_config(cell.config))
+        seconds: float | None
         measured = seen.get((cell.config.rule, shape)) or seen.get(("", shape))
         if measured:
             seconds, source = mean(measured), "seconds an epoch of runs of the same shape in the store"
         else:
-            speed, source = _speed(cell.config.device, cells[0].config)
-            seconds = _epoch_flops(replace(cell.config, rule="c-ep", beta=None, seed=0, epochs=1)) / speed
-        found[cell.key] = left * seconds
+            speed, source = _speed(cell.config.device, _plain(cells[0].config))
+            seconds = _epoch_flops(_plain(cell.config)) / speed if speed else None
         said[source] = None
+        if seconds is not None:
+            found[cell.key] = left * seconds
     return found, list(said)
 
 
@@ -75,6 +77,11 @@ def _seen(records: Sequence[Record]) -> dict[tuple[str, str], list[float]]:
 
 def _shape(settings: dict[str, Any]) -> str:
     return repr([list(v) if isinstance(v, tuple) else v for v in (settings.get(name) for name in SHAPE)])
+
+
+def _plain(config: Config) -> Config:
+    """One config for all that take the same time, or nearly."""
+    return replace(config, rule="c-ep", beta=None, seed=0, epochs=1)
 
 
 @cache
@@ -101,10 +108,10 @@ def _free_iterations(config: Config) -> int:
 
 @cache
 def _speed(device: str, config: Config) -> tuple[float, str]:
-    """Operations a second, and how they were measured."""
+    """Operations a second, and how they were measured; 0 if they cannot be."""
     if device.startswith("cuda"):
         if not torch.cuda.is_available():
-            raise InputError(f"device = {device!r} cannot be used here: estimate with --device cpu, or where the GPU is")
+            return 0.0, "no estimate for cuda: there is no GPU here to measure, and no such run in the store"
         ceiling = matmul_ceiling(torch.device(device))
         return (
             ceiling,
@@ -121,4 +128,4 @@ def _speed(device: str, config: Config) -> tuple[float, str]:
     finally:
         torch.set_num_threads(threads)
     speed = one * short.batch_size / seconds
-    return speed, f"operations at {speed / 1e9:.0f} GFLOP/s, measured on one short step of {short.rule} on one thread"
+    return speed, f"operations at {speed / 1e9:.0f} GFLOP/s, measured on a short step of {short.rule} on one thread"

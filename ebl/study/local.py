@@ -59,7 +59,7 @@ class OnLocal:
 
     def start(self, store: Path, keys: Sequence[str]) -> None:
         for key in keys:
-            gpu = self._least_used()
+            gpu = self.least_used()
             environment = {**os.environ, **({"CUDA_VISIBLE_DEVICES": gpu} if gpu is not None else {})}
             ours, theirs = self.context.Pipe(duplex=False)
             process = self.context.Process(  # type: ignore[attr-defined]
@@ -81,7 +81,8 @@ class OnLocal:
             worker.process.kill()
         self.workers.clear()
 
-    def _least_used(self) -> str | None:
+    def least_used(self) -> str | None:
+        """The GPU for the next run."""
         used = Counter(worker.gpu for worker in self.workers.values())
         return min(self.gpus, key=lambda gpu: used[gpu], default=None)
 

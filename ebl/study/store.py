@@ -173,11 +173,20 @@ class Store:
         record = done.get(key)
         if record is None:
             begun = (self.run_folder(key) / "config.json").exists()
-            record = read_run(self.run_folder(key)) if begun else Record(key, line["config"], "waiting")
-        if record.status != "done":
+            record = self._read(key) if begun else Record(key, line["config"], "waiting")
+        if record.status == "waiting":
             status = "running" if self.holder(key) is not None else "failed" if key in failures else "waiting"
             record = replace(record, status=status, error=failures[key] if status == "failed" else "")
-        return replace(record, label=line.get("label", ""))
+        return replace(record, config=record.config or line["config"], label=line.get("label", ""))
+
+    def _read(self, key: str) -> Record:
+        """The record of a run folder; if it is damaged, that is its error."""
+        folder = self.run_folder(key)
+        try:
+            return read_run(folder)
+        except (InputError, KeyError, TypeError, ValueError, AttributeError) as error:
+            said = str(error).partition(": restore")[0] if isinstance(error, InputError) else repr(error)
+            return Record(key, {}, "failed", error=f"{said}: restore it, or remove {folder} to train it anew")
 
     def _failures(self) -> dict[str, str]:
         """The error of each cell whose last attempt failed."""
@@ -199,8 +208,9 @@ class Store:
             if line is not None and line["stamp"] == stamp:
                 found[key] = Record(**line["record"])
             else:
-                found[key] = read_run(self.run_folder(key))
-                new.append(self._line(found[key]))
+                found[key] = self._read(key)
+                if found[key].status == "done":
+                    new.append(self._line(found[key]))
         if new:
             try:
                 append(path, new)
