@@ -40,6 +40,8 @@ GOING_ON = {
 }
 STUCK = re.compile("held|Partition(Time|Node|Config)|BadConstraints|Never|Invalid|NotAllowed|PerJob", re.IGNORECASE)
 """Reasons to wait that time alone does not end."""
+MEMORY = re.compile("oom-kill|memory limit", re.IGNORECASE)
+"""In SLURM's words of a run that took too much: the job itself is often no more than FAILED."""
 REMEDIES = {
     "OUT_OF_MEMORY": "its memory did not suffice: give more --slurm.memory",
     "TIMEOUT": "its time was up: give more --slurm.time",
@@ -183,7 +185,8 @@ class OnSlurm:
         elif state == "FAILED" and not job.log.exists():
             said = f"it left no log: do SLURM's machines see {job.log.parent}?"
         else:
-            said = REMEDIES.get(state) or _last_line(job.log) or "no reason was given"
+            words = _last_line(job.log)
+            said = REMEDIES.get("OUT_OF_MEMORY" if MEMORY.search(words) else state) or words or "no reason was given"
         return Ended(job.key, f"{said} (SLURM job {name}, {state}; log: {job.log})")
 
     def _warn(self, kind: str, trouble: str) -> None:
