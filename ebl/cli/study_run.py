@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
@@ -24,13 +24,15 @@ from ebl.rules import RULES
 from ebl.study.executor import Executor
 from ebl.study.grid import Cell, narrowed, read_study, with_settings
 from ebl.study.local import Local, OnLocal
+from ebl.study.on_ray import OnRay, Ray
+from ebl.study.on_slurm import OnSlurm, Slurm
 from ebl.study.rows import rows
 from ebl.study.runner import check_data, run_study
 from ebl.study.settings import checked, flat_config, relaxation_of
 from ebl.study.store import STUDIES, Store, make_store, open_store, waiting
 from ebl.train import check_device
 
-EXECUTORS = {"local": OnLocal}
+EXECUTORS: dict[str, Callable[[Any, str], Executor]] = {"local": OnLocal, "ray": OnRay, "slurm": OnSlurm}
 
 
 @dataclass(frozen=True)
@@ -58,8 +60,10 @@ class Run:
     store: Path | None = None
     """Where the study is kept; runs/studies/NAME unless given."""
     on: str = "local"
-    """Where runs are made: local."""
+    """Where runs are made: local (this machine), ray or slurm (see docs/clusters.md)."""
     local: Annotated[Local, tyro.conf.arg(name="")] = field(default_factory=Local)
+    ray: Ray = field(default_factory=Ray)
+    slurm: Slurm = field(default_factory=Slurm)
     retries: int = 2
     """How often a run that failed is tried again."""
     dry_run: bool = False
