@@ -165,7 +165,7 @@ class Shared:
         self.ranks = ranks
         self.memory = torch.zeros(sum(p.numel() for p in parameters), dtype=parameters[0].dtype, device=parameters[0].device)
         pieces = self.memory.split([p.numel() for p in parameters])
-        self.gradients = [piece.view(p.shape) for piece, p in zip(pieces, parameters, strict=True)]
+        self.gradients = [piece.as_strided(p.shape, p.stride()) for piece, p in zip(pieces, parameters, strict=True)]
 
     @torch.no_grad()
     def put(self, gradients: Sequence[Tensor], share: float = 1.0) -> None:

@@ -230,7 +230,7 @@ class _Run:
                 shown = {"train_error": means["error"], "train_cost": means["cost"], "free_residual": means["residual"]}
                 watch(position | shown)
             asks = (looks or self.ranks.alone) and self.step < self.training.steps
-            if asks and self.ranks.share(time.monotonic() - saved > checkpoint_seconds):
+            if asks and not self.ranks.all(time.monotonic() - saved <= checkpoint_seconds):  # one clock is enough
                 self.look()  # a run that diverged must not spoil its checkpoint
                 self.save(out)
                 if self.ranks.first:
