@@ -114,7 +114,8 @@ class OnSlurm:
     def stop(self) -> None:
         if not self.jobs:
             return
-        subprocess.run(["scancel", *_arrays(self.jobs)], capture_output=True, timeout=60)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            subprocess.run(["scancel", *_arrays(self.jobs)], capture_output=True, timeout=60)
         until = time.monotonic() + PATIENCE
         while time.monotonic() < until and any(state in GOING_ON for state in self._look().values()):
             time.sleep(0.5)
