@@ -39,16 +39,17 @@ def shapes(size, below, above, down, warps, channels, boxes, weights):
     pairs = 16 * warps
     width = min(size & -size, pairs)
     cin, n = (above, below) if down else (below, above)
-    constants = dict(HO=size, WO=size, CIN=cin, N=n, C=below, K=3, PAD=1, DOWN=down)
+    constants = dict(HO=size, WO=size, CIN=cin, N=n, C=below, K=3, PAD=1, DOWN=down, ROWS=above, HALVES=1)
     return width, constants, dict(BB=pairs // width, WW=width, BN=channels, SA=boxes, SW=weights)
 
 def conv(size, below, above, mode, down, warps, channels, boxes, weights, t="*fp32", parts=1, average=False,
-         watch=False, update=True):
+         watch=False, update=True, halves=1):
     width, constants, tiles = shapes(size, below, above, down, warps, channels, boxes, weights)
     arguments = descriptors(16 * warps, width, channels, down) | {
         "t": t, "bias": "*fp32", "hi": "*fp16", "lo": "*fp16", "u": "*fp16", "omega": "*fp32", "gaps": "*fp32", "B": "i32"
     }
     constants |= dict(MODE=mode, AVERAGE=average, NUM_T=int(mode > 0), BIAS=mode == 2, UPDATE=update, WATCH=watch, SPLIT=parts)
+    constants |= dict(HALVES=halves)
     compiled(hopper.conv_kernel, arguments, constants | tiles, warps)
 
 def deviation(size, below, above, pools, down, warps, channels, boxes, weights, rest, average=False):
@@ -59,7 +60,7 @@ def deviation(size, below, above, pools, down, warps, channels, boxes, weights, 
         "B": "i32", "BASE": "i32",
     }
     constants |= dict(POOLS=pools, AVERAGE=average, NUM_T=int(pools), BIAS=rest and pools, UPDATE=not rest, REST=rest)
-    constants |= dict(SCALE=SCALE, LIMIT=LIMIT, LEAST=LEAST)
+    constants |= dict(SCALE=SCALE, LIMIT=LIMIT, LEAST=LEAST, HALVES=1 + rest)
     compiled(hopper.deviation_kernel, arguments, constants | tiles, warps)
 
 def weight(size, warps):
@@ -81,12 +82,13 @@ TWO_ON_A_UNIT, ONE_ON_A_UNIT = 228 * 1024 // 2 - 1024, 227 * 1024  # bytes of sh
         ("conv(16, 128, 256, 2, False, 8, 128, 2, 4, t='*fp16', watch=True)", ONE_ON_A_UNIT),
         ("conv(16, 128, 256, 1, True, 4, 128, 2, 3, t='*fp16')", TWO_ON_A_UNIT),
         ("conv(8, 256, 512, 0, True, 4, 128, 3, 4, t='*fp16', parts=2)", ONE_ON_A_UNIT),
-        ("conv(4, 512, 512, 2, False, 4, 64, 3, 4, average=True)", ONE_ON_A_UNIT),
+        ("conv(4, 512, 512, 2, False, 4, 64, 3, 8, average=True)", ONE_ON_A_UNIT),
+        ("conv(8, 256, 512, 0, True, 4, 128, 3, 4, halves=2)", ONE_ON_A_UNIT),
         ("conv(8, 24, 40, 2, False, 4, 64, 2, 3, update=False)", TWO_ON_A_UNIT),
         ("deviation(16, 128, 256, True, False, 4, 128, 2, 3, rest=False)", TWO_ON_A_UNIT),
         ("deviation(16, 128, 256, True, False, 4, 128, 2, 3, rest=True)", TWO_ON_A_UNIT),
         ("deviation(16, 128, 256, False, True, 4, 128, 2, 3, rest=False)", TWO_ON_A_UNIT),
-        ("deviation(4, 512, 512, True, False, 4, 64, 3, 4, rest=True, average=True)", ONE_ON_A_UNIT),
+        ("deviation(4, 512, 512, True, False, 4, 64, 3, 8, rest=True, average=True)", ONE_ON_A_UNIT),
         ("weight(16, 4)", TWO_ON_A_UNIT),
         ("weight(8, 8)", ONE_ON_A_UNIT),
     ],
