@@ -12,7 +12,7 @@ from ebl.presets import preset
 from ebl.report import paper
 from ebl.study.record import CURVES, PROVENANCE, Record
 
-MADE = dict(zip(PROVENANCE, ("0.1.0", "1234567890abcdef" * 2, "a GPU", 4, "3.11.7", "2.13.0", "fused fp16"), strict=True))
+MADE = dict(zip(PROVENANCE, ("0.1.0", "1234567890abcdef" * 2, "a GPU", 4, "3.11.7", "2.13.0", "fused fp16", 1), strict=True))
 NINE = ("tbp", "rbp", "cl", "p-ep", "n-ep", "c-ep", "p-cpl", "n-cpl", "c-cpl")
 
 

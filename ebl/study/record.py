@@ -10,7 +10,7 @@ from ebl.atomic import read_json, read_lines
 from ebl.errors import InputError
 
 CURVES = ("train_error", "test_error", "train_top5_error", "test_top5_error", "free_iterations", "free_residual")
-PROVENANCE = ("version", "commit", "hardware", "threads", "python", "torch", "engine")
+PROVENANCE = ("version", "commit", "hardware", "threads", "python", "torch", "engine", "processes")
 
 
 @dataclass(frozen=True)
