@@ -107,10 +107,11 @@ def test_the_fused_free_phase_ends_where_the_plain_one_does(config, order):
         torch.testing.assert_close(fused.residual(phase), right.residual, rtol=0.05, atol=1e-4)
 
 
-@pytest.mark.parametrize("rule", ["c-ep", "n-cpl"])
+@pytest.mark.parametrize("rule", ["c-ep", "n-cpl", "tbp", "rbp"])
 @pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
 def test_fused_gradients_are_the_rules_in_float64(config, rule):
-    config = replace(config, rule=rule, beta=0.1)
+    beta = None if rule in ("tbp", "rbp") else 0.1
+    config = replace(config, rule=rule, beta=beta)
     (step,) = steppers(config, FusedStep)
     x, y = batch(config)
     exact = copy.deepcopy(step.net).double()
@@ -119,7 +120,7 @@ def test_fused_gradients_are_the_rules_in_float64(config, rule):
     found = step.gradients_from(x, y, start)
     given = Settled(tuple(s.double() for s in start), free.residual, free.iterations)
     target = as_target(y, given.state[-1])
-    right, _ = RULES[rule].gradients(exact, x.double(), target, given, {}, config.nudged, SquaredError(), 0.1, None)
+    right, _ = RULES[rule].gradients(exact, x.double(), target, given, {}, config.nudged, SquaredError(), beta or 0.0, None)
     for a, b in zip(found, right, strict=True):
         assert float(F.cosine_similarity(a.double().flatten(), b.flatten(), 0)) > 0.999
         assert float(a.double().norm() / b.norm()) == pytest.approx(1, abs=0.02)
@@ -136,6 +137,8 @@ def test_fused_gradients_are_the_rules_in_float64(config, rule):
         ("paper", "p-ep", "zeros"),
         ("dense", "c-ep", "carry"),
         ("three hidden layers", "c-ep", "carry"),
+        ("small", "tbp", "carry"),
+        ("small", "rbp", "zeros"),
     ],
 )
 def test_ten_fused_steps_train_as_captured_ones_in_float32_do(name, rule, start):
@@ -224,6 +227,7 @@ def test_the_path_follows_the_precision_and_the_rule(caplog):
         assert chosen() == chosen(precision="fp16") == "fused fp16"
         assert chosen(precision="tf32") == "captured tf32"
         assert chosen(precision="fp32") == "captured fp32"
+        assert chosen(rule="tbp", beta=None, precision="fp16") == "fused fp16"
         assert not caplog.records
         assert chosen(rule="tbp", beta=None) == "captured tf32"
         assert chosen(free=Schedule(9, tolerance=1e-3)) == "captured tf32"

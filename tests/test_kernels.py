@@ -506,7 +506,7 @@ def test_spread_puts_each_value_where_it_won(average):
 
 
 @pytest.mark.parametrize("shape", [(5, 2, 2, 8, 10), (4, 1, 1, 24, 3), (2, 3, 1, 7, 100)])
-@pytest.mark.parametrize("case", ["free", "nudged", "heard", "perturbed", "perturbed and heard"])
+@pytest.mark.parametrize("case", ["free", "each biased", "nudged", "heard", "perturbed", "perturbed and heard"])
 def test_the_readout_and_its_triton_kernel_follow_the_formula(case, shape):
     examples, height, width, channels, classes = shape
     perturbed = case.startswith("perturbed")
@@ -514,7 +514,7 @@ def test_the_readout_and_its_triton_kernel_follow_the_formula(case, shape):
     hi, lo = halves(saturated(examples, height, width, channels))
     rest = (randn(times * examples, height, width, channels) if perturbed else lo).half()
     units = height * width * channels
-    w, bias = randn(classes, units) / units**0.5, randn(classes)
+    w, bias = randn(classes, units) / units**0.5, randn(*((examples, classes) if case == "each biased" else (classes,)))
     start, target = randn(times * examples, classes), randn(times * examples, classes)
     origin = start[:examples] + 0.01 * randn(examples, classes) if perturbed else None
     omega = None if "heard" in case else torch.tensor([1.4], device=DEVICE)

@@ -1,6 +1,6 @@
 """The fast paths on a GPU, and which one a run takes.
 
-fp16   the fused kernels (see `step`): energy-based rules on Hopfield networks, 16-bit products, float32 sums
+fp16   the fused kernels (see `step`): Hopfield networks, 16-bit products, float32 sums; TBP and RBP only where asked for
 tf32   the plain path recorded as CUDA graphs (see `captured`), with TF32 convolutions: every rule
 fp32   the same without TF32
 """
@@ -18,6 +18,7 @@ from ebl.models.hopfield import Hopfield
 from ebl.parallel import ALONE, Ranks
 from ebl.relax import Schedule
 from ebl.rules import RULES
+from ebl.rules.backprop import Unrolled
 from ebl.rules.contrast import Contrast
 from ebl.steps import PlainStep, Stepper, evaluate
 
@@ -68,7 +69,10 @@ def not_fused(config: Config, net: Hopfield) -> str | None:
     if triton is None:
         return "Triton is not installed"
     if not isinstance(RULES[config.rule], Contrast):
-        return f"rule {config.rule}"
+        if config.precision != "fp16":  # its speed and gradients have not been measured on a GPU yet
+            return f"rule {config.rule}"
+        if isinstance(RULES[config.rule], Unrolled) and isinstance(config.nudged.omega, str):
+            return f"{config.rule} with nudged.omega = {config.nudged.omega}"
     if config.free.tolerance is not None or config.nudged.tolerance is not None:
         return "a tolerance"
     if config.free.order != config.nudged.order:

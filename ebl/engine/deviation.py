@@ -29,17 +29,21 @@ LIMIT = 60000.0  # where a slack or a distance is cut: far outside of what can m
 
 @dataclass(frozen=True)
 class Deviation:
-    """A layer in perturbed phases: 2B examples that started from the same B free states."""
+    """A layer in perturbed phases: n B examples that started from the same B free states, 2B for a contrast of two phases."""
 
     hi: Tensor  # (B, H, W, C) float16: the free state, and what 16 bits leave out
     lo: Tensor
     slack: Tensor  # (B, H, W, C) float16
-    d: Tensor  # (2B, H, W, C) float16: the deviations
+    d: Tensor  # (n B, H, W, C) float16: the deviations
     bias: Tensor | None = None
     behind: Tensor | None = None  # (B, 2H, 2W, C) float16: below 0, and 0 at the winner
     u: Tensor | None = None  # (B, 2H, 2W, C) float16: hi unpooled
-    du: Tensor | None = None  # (2B, 2H, 2W, C) float16: the unpooled state less u
+    du: Tensor | None = None  # (n B, 2H, 2W, C) float16: the unpooled state less u
     average: bool = False
+
+    def repeated(self, v: Tensor) -> Tensor:
+        """What belongs to the free states, for all examples."""
+        return torch.cat([v.float()] * (len(self.d) // len(self.hi)))
 
 
 def rest_update(op: Update, x: Tensor, w: Tensor, t: Tensor | None, layer: Deviation) -> None:
@@ -75,24 +79,25 @@ def deviation_update(op: Update, x: Tensor, w: Tensor, t: Tensor | None, layer: 
         a = F.avg_pool2d(a, 2)
     elif op.mode == POOL:
         assert layer.behind is not None
-        behind = layer.behind.float().permute(0, 3, 1, 2)
-        a, where = F.max_pool2d(torch.cat([behind, behind]) + a, 2, return_indices=True)
-    hi = layer.hi.float()
-    hi = torch.cat([hi, hi])
+        behind = layer.repeated(layer.behind).permute(0, 3, 1, 2)
+        a, where = F.max_pool2d(behind + a, 2, return_indices=True)
     if omega is not None:
-        low, high = -SCALE * hi, SCALE * (1 - hi)
-        slack = layer.slack.float()
-        to = a.permute(0, 2, 3, 1) + torch.cat([slack, slack])
-        if t is not None:
-            to = to + t.float().sum(0)
-        d = layer.d.float()
-        d = d + omega * (torch.minimum(torch.maximum(to, low), high) - d)
-        layer.d.copy_(torch.minimum(torch.maximum(d, low), high))
+        to = a.permute(0, 2, 3, 1)
+        move_deviations(layer, to if t is None else to + t.float().sum(0), omega)
     if op.mode == POOL:
-        assert layer.u is not None
         assert layer.du is not None
-        u = layer.u.float()
-        layer.du.copy_(_unpool(SCALE * hi + layer.d.float(), where) - SCALE * torch.cat([u, u]))
+        was = None if layer.average else F.max_pool2d(behind, 2, return_indices=True)[1]
+        hi = SCALE * layer.repeated(layer.hi)
+        layer.du.copy_(_unpool(hi + layer.d.float(), where) - _unpool(hi, was))
+
+
+def move_deviations(layer: Deviation, heard: Tensor, omega: Tensor) -> None:
+    """d <- clamp(d + omega (clamp(heard + slack) - d)), so that states stay within 0 and 1."""
+    hi, d = layer.repeated(layer.hi), layer.d.float()
+    low, high = -SCALE * hi, SCALE * (1 - hi)
+    to = heard + layer.repeated(layer.slack)
+    d = d + omega * (torch.minimum(torch.maximum(to, low), high) - d)
+    layer.d.copy_(torch.minimum(torch.maximum(d, low), high))
 
 
 def contrast(layer: Deviation, signs: Tensor, below: Tensor, above: Tensor | None) -> None:

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ebl.boundary import FREE, Clamp
 from ebl.engine.choose import Kernels
-from ebl.engine.deviation import LIMIT, SCALE, Deviation
+from ebl.engine.deviation import LIMIT, SCALE, Deviation, move_deviations
 from ebl.engine.kernels import CLAMP, POOL, SLOTS, STORE, Layer, Update, move_towards
 from ebl.models.hopfield import Hopfield
 from ebl.models.links import Conv
@@ -115,7 +115,7 @@ class Fused:
         drive = torch.zeros(1, batch, *self.shapes[0], dtype=self.drive_dtype, device=dev)
         heard = torch.zeros(1, batch, *self.shapes[-1], device=dev)
         output = torch.zeros(batch, self.net.links[-1].shape[0], device=dev)
-        stored = self._stored(layers, batch, torch.float16, self.weights)
+        stored = self.stored(layers, batch, torch.float16, self.weights)
         return Phase(layers, stored, drive, heard, output, torch.zeros(batch, device=dev))
 
     def perturbed(self, free: Phase) -> Perturbed:
@@ -135,17 +135,18 @@ class Fused:
         heard = torch.zeros(1, 2 * batch, *self.shapes[-1], device=dev)
         output = torch.zeros(2 * batch, *free.output.shape[1:], device=dev)
         gap = torch.zeros(2 * batch, device=dev)
-        stored = self._stored(layers, 2 * batch, torch.float16, self.weights)
-        at_rest = self._stored(free.layers, batch, torch.float32, self.halves)
+        stored = self.stored(layers, 2 * batch, torch.float16, self.weights)
+        at_rest = self.stored(free.layers, batch, torch.float32, self.halves)
         at_rest[0] = torch.zeros(1, batch, *self.shapes[0], device=dev)
         first = self.net.links[0]
         maxima = isinstance(first, Conv) and first.pool == "max"
         where = torch.zeros(batch, *self.shapes[0], dtype=torch.uint8, device=dev) if maxima else None
         return Perturbed(layers, stored, at_rest, where, heard, output, gap, free.output)
 
-    def _stored(
+    def stored(
         self, layers: Sequence[Layer] | Sequence[Deviation], batch: int, dtype: torch.dtype, weights: list[Tensor]
     ) -> list[Tensor | None]:
+        """Buffers for what comes from the layer above, for layers that also hear from below."""
         found: list[Tensor | None] = []
         for k, shape in enumerate(self.shapes):
             t = None
@@ -219,8 +220,8 @@ class Fused:
     @torch.no_grad()
     def relax(self, phase: Phase, iterations: int, omegas: Tensor) -> None:
         """Settle; omegas holds a factor for each group of each iteration. The unpooled maps of the layers that do not move
-        first must be valid: zeros or a refresh does it."""
-        self._iterate(iterations, self.groups(), omegas, lambda *how: self._move(phase, *how))
+        first must be valid: zeros, a refresh, or another relaxation just before does it."""
+        self.iterate(self.groups() * iterations, omegas, lambda *how: self._move(phase, *how))
 
     @torch.no_grad()
     def perturb(
@@ -234,7 +235,7 @@ class Fused:
         clamped: bool,
     ) -> None:
         """From the free state `phase` is in: nudge the output by betas, or clamp it at o + beta (target - o), and settle."""
-        self._rest(phase, perturbed)
+        self.rest(phase, perturbed)
         perturbed.output.copy_(torch.cat([phase.output, phase.output]))
         if clamped:
             perturbed.output.add_(betas * (targets - perturbed.output))
@@ -247,26 +248,22 @@ class Fused:
                 lanes.after(k - 1)
                 self._move_output(phase, perturbed, omega, betas, targets)
             else:
-                self._deviate(perturbed, k, omega, lanes)
+                self.deviate(perturbed, k, omega, lanes)
 
-        self._iterate(iterations, self.groups(clamped), omegas, move)
+        self.iterate(self.groups(clamped) * iterations, omegas, move)
         for k in self.early:  # their layers below have moved since
             if k > 0 and perturbed.layers[k].du is not None:
                 below, w = perturbed.layers[k - 1].d, self.weights[k - 1]
                 self.kernels.deviation(self.ops[k], below, w, None, perturbed.layers[k], None)
 
-    def _iterate(
-        self, iterations: int, groups: list[list[int]], omegas: Tensor, move: Callable[[int, Tensor, bool, Lanes], None]
-    ) -> None:
-        """A layer waits for its neighbours and no other: layers of one colour, and of the next, fill the GPU together."""
+    def iterate(self, groups: list[list[int]], omegas: Tensor, move: Callable[[int, Tensor, bool, Lanes], None]) -> None:
+        """Move one group after another; `move` is told where a layer moves for the last time. A layer waits for its neighbours
+        and no other: layers of one colour, and of the next, fill the GPU together."""
         lanes = Lanes(self.sides)
-        for i in range(iterations):
-            for g, group in enumerate(groups):
-                at = i * len(groups) + g
-                omega = omegas[at : at + 1]
-                for k in reversed(group):
-                    with lanes.of(k):
-                        move(k, omega, i == iterations - 1, lanes)
+        for at, group in enumerate(groups):
+            for k in reversed(group):
+                with lanes.of(k):
+                    move(k, omegas[at : at + 1], not any(k in later for later in groups[at + 1 :]), lanes)
         lanes.join()
 
     def residual(self, phase: Phase) -> Tensor:
@@ -298,7 +295,7 @@ class Fused:
             lanes.after(k - 1)
             self.kernels.update(self.ops[k], phase.layers[k - 1].hi, self.weights[k - 1], t, layer, omega, watch)
 
-    def _rest(self, phase: Phase, perturbed: Perturbed) -> None:
+    def rest(self, phase: Phase, perturbed: Perturbed) -> None:
         """What the perturbed phases need to know of the free state, from the top layer down; deviations at their start."""
         drive = perturbed.at_rest[0]
         for k in reversed(range(self.num_hidden)):
@@ -318,15 +315,12 @@ class Fused:
                     self.kernels.update(op, x, self.halves[k], t, None, None)
                 self.kernels.rest(self.ops[k], phase.layers[k - 1].hi, self.halves[k - 1], t, layer)
 
-    def _deviate(self, perturbed: Perturbed, k: int, omega: Tensor, lanes: Lanes) -> None:
+    def deviate(self, perturbed: Perturbed, k: int, omega: Tensor, lanes: Lanes) -> None:
         """Update hidden layer k of perturbed phases."""
         lanes.after(k + 1)
         layer, last = perturbed.layers[k], k == self.num_hidden - 1
         if k == 0 and last:
-            hi, slack = (torch.cat([v.float(), v.float()]) for v in (layer.hi, layer.slack))
-            low, high, d = -SCALE * hi, SCALE * (1 - hi), layer.d.float()
-            to = torch.minimum(torch.maximum(slack + perturbed.heard[0], low), high)
-            layer.d.copy_(torch.minimum(torch.maximum(d + omega * (to - d), low), high))
+            move_deviations(layer, perturbed.heard[0], omega)
         elif k == 0:
             op, x = self._down(1, CLAMP), _upper(perturbed.layers[1])
             self.kernels.deviation(op, x, self.weights[0], None, layer, omega)

@@ -26,7 +26,7 @@ def readout(
     beta: Tensor | None,
     target: Tensor | None,
 ) -> None:
-    """The definition. The hidden state is s = hi + unit rest; w is (classes, units).
+    """The definition. The hidden state is s = hi + unit rest; w is (classes, units), bias (classes,) or (B, classes).
 
     output (B, classes) moves by omega towards h = s w^T + bias, or towards (h + beta target) / (1 + beta) where it is nudged;
     without an omega it stays. gap (B,) is the rms way it had to go. heard (B, ...) <- output w; in perturbed phases, where hi
@@ -77,6 +77,7 @@ def triton_readout(
         MOVES=omega is not None,
         NUDGED=beta is not None,
         AWAY=origin is not None,
+        EACH=bias.dim() == 2,
         BLOCK=block,
         CBLOCK=max(16, triton.next_power_of_2(classes)),
         num_warps=max(1, min(8, block // 256)),
@@ -88,7 +89,7 @@ if triton is not None:
     @triton.jit(do_not_specialize=["BASE"], do_not_specialize_on_alignment=["omega"])
     def _readout_kernel(hi, rest, w, bias, output, heard, gap, origin, omega, beta, target, BASE, UNIT: tl.constexpr,
                         UNITS: tl.constexpr, CLASSES: tl.constexpr, MOVES: tl.constexpr, NUDGED: tl.constexpr,
-                        AWAY: tl.constexpr, BLOCK: tl.constexpr, CBLOCK: tl.constexpr):  # fmt: skip
+                        AWAY: tl.constexpr, EACH: tl.constexpr, BLOCK: tl.constexpr, CBLOCK: tl.constexpr):  # fmt: skip
         b = tl.program_id(0)
         i = tl.arange(0, BLOCK)
         there = i < UNITS
@@ -98,7 +99,7 @@ if triton is not None:
         if MOVES:
             s = tl.load(hi + (b % BASE) * UNITS + i, mask=there, other=0.0).to(tl.float32)
             s += UNIT * tl.load(rest + b * UNITS + i, mask=there, other=0.0).to(tl.float32)
-            h = tl.load(bias + j, mask=known, other=0.0)
+            h = tl.load(bias + (b * CLASSES if EACH else 0) + j, mask=known, other=0.0)
             for c in range(0, CLASSES):
                 h += tl.where(j == c, tl.sum(s * tl.load(w + c * UNITS + i, mask=there, other=0.0), axis=0), 0.0)
             if NUDGED:

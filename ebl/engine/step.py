@@ -1,8 +1,8 @@
-"""The whole training step of an energy-based rule on the fused kernels, recorded as one CUDA graph.
+"""The whole training step on the fused kernels, recorded as one CUDA graph.
 
-The image's drive, the free phase, both perturbed phases as one batch, the contrast of the gradients, the optimiser and the new
-16-bit weights: nothing of it waits for the host, and sums over the examples stay on the device until they are asked for.
-With several ranks it is two graphs, before and after the gradients are added up.
+The image's drive, the free phase, both perturbed phases as one batch (for TBP and RBP the adjoint), the contrast of the
+gradients, the optimiser and the new 16-bit weights: nothing of it waits for the host, and sums over the examples stay on the
+device until they are asked for. With several ranks it is two graphs, before and after the gradients are added up.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from torch import Tensor
 
 from ebl.config import Config
 from ebl.data.batches import Batches
+from ebl.engine.adjoint import SIZE, Adjoint
 from ebl.engine.contrasts import Contrasts
 from ebl.engine.fused import Fused, factors
 from ebl.engine.graphs import Graphs
@@ -33,8 +34,8 @@ EVALUATION_BATCH = 1024
 class FusedStep:
     def __init__(self, config: Config, net: Hopfield, optimiser: torch.optim.SGD, ranks: Ranks = ALONE):
         rule = RULES[config.rule]
-        assert isinstance(rule, Contrast)
-        self.config, self.net, self.rule, self.ranks = config, net, rule, ranks
+        self.config, self.net, self.ranks = config, net, ranks
+        self.rule = rule if isinstance(rule, Contrast) else None
         self.beta = rule.check_beta(config.rule, config.beta)
         self.name = "fused fp16"
         device = net.biases[0].device
@@ -42,12 +43,13 @@ class FusedStep:
         self.fused = Fused(net, config.free.order)
         self.free = self.fused.phase(batch)
         self.perturbed = self.fused.perturbed(self.free)
+        self.adjoint = None if self.rule is not None else Adjoint(self.fused, self.free, self.perturbed, config)
         self.contrasts = Contrasts(self.fused, batch)
         self.sgd = Sgd(optimiser, list(net.parameters()))
         self.shared = None if ranks.alone else Shared(ranks, list(net.parameters()))
         self.graphs = Graphs(device)
         self.evaluator: Evaluator | None = None
-        self.clamped = rule.boundary == "clamp"
+        self.clamped = self.rule is not None and self.rule.boundary == "clamp"
         shape = net.input_shape
         self.x = torch.zeros(batch, *shape, device=device)
         if len(shape) == 3:
@@ -101,10 +103,11 @@ class FusedStep:
         if part != self.filled:
             self.x.zero_()
             self.y.zero_()
-            self.factor.fill_(-1 / ((self.rule.second - self.rule.first) * self.beta * part.whole))
+            apart = 2 * SIZE if self.rule is None else (self.rule.second - self.rule.first) * self.beta
+            self.factor.fill_(-1 / (apart * part.whole))
             self.filled = part
             self._set_signs(torch.ones(n))
-        if self.rule.random_sign:
+        if self.rule is not None and self.rule.random_sign:
             coins = torch.rand(n, generator=generator)
             self._set_signs(torch.where(coins < 0.5, -1.0, 1.0))
         self.x[:n].copy_(x[:n].reshape(n, *self.x.shape[1:]))
@@ -118,8 +121,9 @@ class FusedStep:
     def _set_signs(self, signs: Tensor) -> None:
         self.signs.zero_()
         self.signs[: len(signs)].copy_(signs)
-        first, second = (side * self.beta * self.signs for side in (self.rule.first, self.rule.second))
-        self.betas.copy_(torch.cat([first, second])[:, None])
+        if self.rule is not None:
+            first, second = (side * self.beta * self.signs for side in (self.rule.first, self.rule.second))
+            self.betas.copy_(torch.cat([first, second])[:, None])
 
     @torch.no_grad()
     def _gradients(self, iterations: int) -> list[Tensor]:
@@ -133,6 +137,8 @@ class FusedStep:
         fused.relax(free, iterations, self.free_omegas)
         with fused.aside(-1):
             self.totals += score(free.output, target, self.y, fused.residual(free), self.signs.abs(), iterations)
+        if self.adjoint is not None:  # it may move the state that is scored
+            fused.join(-1)
         gradients = self._perturb(target, extra)
         fused.join(-1)
         self.totals[4] += 0 * (gradients[-1].sum() + gradients[-2].sum())  # what is not finite shows
@@ -142,14 +148,17 @@ class FusedStep:
     def _update(self, gradients: list[Tensor]) -> None:
         self.sgd.apply(gradients)
         self.fused.cast()
-        if self.config.start == "carry":
+        if self.config.start == "carry" and self.adjoint is None:
             self.fused.carry(self.free, self.perturbed)
 
     def _perturb(self, target: Tensor, extra: Tensor | None) -> list[Tensor]:
         """From the free state to the gradients: both perturbed phases, and their contrast."""
-        targets = torch.cat([target, target])
-        iterations = self.config.nudged.iterations
-        self.fused.perturb(self.free, self.perturbed, iterations, self.nudged_omegas, self.betas, targets, self.clamped)
+        if self.adjoint is not None:
+            self.adjoint.solve(target)
+        else:
+            targets = torch.cat([target, target])
+            iterations = self.config.nudged.iterations
+            self.fused.perturb(self.free, self.perturbed, iterations, self.nudged_omegas, self.betas, targets, self.clamped)
         return self.contrasts.gradients(self.perturbed, self.x, extra, self.signs, self.factor)
 
     @torch.no_grad()
