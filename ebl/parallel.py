@@ -11,6 +11,7 @@ import json
 import logging
 import os
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -211,6 +212,7 @@ def join(timeout: timedelta = TIMEOUT, backend: str | None = None) -> Iterator[R
         if _told_before(store):
             sys.exit(130 if isinstance(error, KeyboardInterrupt) else 2)
         raise
+    time.sleep(0.05)  # torch 2.6: a thread of gloo lets go of the last tensor under the lock that destroying holds for ever
     dist.destroy_process_group()
 
 

@@ -251,10 +251,7 @@ if triton is not None:
                     a2 += v2
                     a3 += v3
                 f = tl.maximum(tl.maximum(a0, a1), tl.maximum(a2, a3))
-                w0 = a0 == f
-                w1 = (a1 == f) & ~w0
-                w2 = (a2 == f) & ~w0 & ~w1
-                w3 = ~(w0 | w1 | w2)
+                best = tl.where(a0 == f, 0, tl.where(a1 == f, 1, tl.where(a2 == f, 2, 3)))
         else:
             f = _product(x, w, b, y, z, live, rn, HI, WI, CIN, HALVES, N, PER_TAP, K, PAD, DOWN, BM, BN, BK)
         if REST:
@@ -275,7 +272,7 @@ if triton is not None:
                         tl.store(u + q, (h * 0.25).to(tl.float16), mask=ok)
                         part = (left * 0.25).to(tl.float16)
                     else:
-                        won = w0 if p == 0 else (w1 if p == 1 else (w2 if p == 2 else w3))
+                        won = best == p
                         a = a0 if p == 0 else (a1 if p == 1 else (a2 if p == 2 else a3))
                         back = tl.minimum(tl.maximum(SCALE * (a - f), -LIMIT), -LEAST)
                         tl.store(behind + q, tl.where(won, 0.0, back).to(tl.float16), mask=ok)
@@ -303,8 +300,8 @@ if triton is not None:
                     if AVERAGE:
                         tl.store(du + q, (new * 0.25).to(tl.float16), mask=ok)
                     else:
-                        won = w0 if p == 0 else (w1 if p == 1 else (w2 if p == 2 else w3))
+                        won = best == p
                         v = v0 if p == 0 else (v1 if p == 1 else (v2 if p == 2 else v3))
                         part = tl.where(won, new.to(tl.float32), 0.0)
-                        part += tl.where(won & (v != 0.0), SCALE * h, tl.where(~won & (v == 0.0), -SCALE * h, 0.0))
+                        part += tl.where(won, tl.where(v != 0.0, SCALE * h, 0.0), tl.where(v == 0.0, -SCALE * h, 0.0))
                         tl.store(du + q, part.to(tl.float16), mask=ok)

@@ -264,10 +264,6 @@ if triton is not None:
                     tl.store(u + base + WO * N, q, mask=ok)
                     tl.store(u + base + WO * N + N, q, mask=ok)
                 else:
-                    w0 = a0 == f
-                    w1 = (a1 == f) & ~w0
-                    w2 = (a2 == f) & ~w0 & ~w1
-                    tl.store(u + base, tl.where(w0, v, zero), mask=ok)
-                    tl.store(u + base + N, tl.where(w1, v, zero), mask=ok)
-                    tl.store(u + base + WO * N, tl.where(w2, v, zero), mask=ok)
-                    tl.store(u + base + WO * N + N, tl.where(w0 | w1 | w2, zero, v), mask=ok)
+                    best = tl.where(a0 == f, 0, tl.where(a1 == f, 1, tl.where(a2 == f, 2, 3)))
+                    for p in tl.static_range(4):
+                        tl.store(u + base + ((p // 2) * WO + p % 2) * N, tl.where(best == p, v, zero), mask=ok)
