@@ -494,6 +494,44 @@ def test_a_weight_gradient_is_trusted_only_if_right():
             assert choose.gradient_error(UP, below, above, parts, wrong) > choose.TOLERANCE
 
 
+def small_kernels():
+    """Name, definition, kernel, what it writes, arguments."""
+    from ebl.engine import deviation, readout
+
+    layer = choose.random_deviation(3, (4, 4, 8), UP, CPU)
+    maps, wide = torch.zeros(6, 4, 4, 8).half(), torch.zeros(6, 8, 8, 8).half()
+    where = torch.zeros(6, 4, 4, 8, dtype=torch.uint8)
+    hi, w, bias = torch.zeros(3, 2, 2, 8).half(), torch.zeros(5, 32), torch.zeros(5)
+    one, twice, heard = torch.zeros(3, 5), torch.zeros(6, 5), torch.zeros(1, 6, 2, 2, 8)
+    rest, gap = torch.zeros(6, 2, 2, 8).half(), torch.zeros(6)
+    nudged = (hi, rest, 0.5, w, bias, twice, one, heard, gap, torch.zeros(1), torch.zeros(6, 1), twice)
+    yield "contrast", deviation.contrast, deviation.triton_contrast, (2, 3), (layer, torch.zeros(3), maps, wide)
+    yield "column sums", gradient.column_sums, gradient.triton_column_sums, (), (maps,)
+    yield "spread", gradient.spread, gradient.triton_spread, (2,), (maps, where, wide)
+    yield "readout", readout.readout, readout.triton_readout, (5, 7, 8), nudged
+
+
+@pytest.mark.parametrize("case", list(small_kernels()), ids=lambda case: case[0])
+def test_a_small_kernel_is_trusted_if_it_is_its_definition_and_not_if_it_leaves_or_spoils_something(case):
+    pytest.importorskip("triton")
+    _, definition, kernel, written, args = case
+    assert choose.twin_error(definition, kernel, written, args) <= choose.TOLERANCE
+
+    def idle(*args):
+        return None if written else torch.zeros_like(definition(*args))
+
+    assert choose.twin_error(definition, idle, written, args) > choose.TOLERANCE
+    for place in written or (None,):
+        for value in (torch.nan, 1e3):
+
+            def wrong(*args, place=place, value=value):
+                returned = kernel(*args)
+                (returned if place is None else args[place]).view(-1)[-1] = value
+                return returned
+
+            assert choose.twin_error(definition, wrong, written, args) > choose.TOLERANCE
+
+
 def test_a_kernel_that_is_wrong_or_does_not_run_is_told_of_and_not_chosen(caplog):
     def broken() -> float:
         raise RuntimeError("no such instruction\nand more")

@@ -7,8 +7,8 @@ random numbers, with its outputs filled with NaN before.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import fields, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -66,17 +66,28 @@ class Kernels:
         self.chosen[key][1](link, x, w, b, *to)
 
     def contrast(self, layer: Deviation, signs: Tensor, below: Tensor, above: Tensor | None) -> None:
-        (deviation.contrast if self.device.type == "cpu" else deviation.triton_contrast)(layer, signs, below, above)
+        self._either("contrast", deviation.contrast, deviation.triton_contrast, (2, 3), layer, signs, below, above)
 
     def column_sums(self, v: Tensor) -> Tensor:
-        return gradient.column_sums(v) if self.device.type == "cpu" else gradient.triton_column_sums(v)
+        found: Tensor = self._either("column sums", gradient.column_sums, gradient.triton_column_sums, (), v)
+        return found
 
     def spread(self, v: Tensor, where: Tensor | None, out: Tensor) -> None:
-        (gradient.spread if self.device.type == "cpu" else gradient.triton_spread)(v, where, out)
+        self._either("spread", gradient.spread, gradient.triton_spread, (2,), v, where, out)
 
     def readout(self, hi: Tensor, rest: Tensor, unit: float, w: Tensor, *others: Any) -> None:
-        fits = self.device.type == "cuda" and w.shape[1] <= LARGEST
-        (triton_readout if fits else readout)(hi, rest, unit, w, *others)
+        fits = w.shape[1] <= LARGEST
+        self._either("readout", readout, triton_readout if fits else readout, (5, 7, 8), hi, rest, unit, w, *others)
+
+    def _either(
+        self, name: str, definition: Callable[..., Any], kernel: Callable[..., Any], written: tuple[int, ...], *args: Any
+    ) -> Any:
+        """The kernel if it was seen to agree with its definition on arguments like these, otherwise the definition."""
+        key = (name, *map(_kind, args))
+        if key not in self.chosen:
+            right = self.device.type != "cpu" and _trusted(name, lambda: twin_error(definition, kernel, written, args))
+            self.chosen[key] = ("triton", kernel, 1) if right else ("definition", definition, 1)
+        return self.chosen[key][1](*args)
 
     def weight_gradient(self, op: Update, below: Tensor, above: Tensor, out: Tensor) -> None:
         key = ("gradient", op, below.shape, above.shape, len(out))
@@ -319,6 +330,36 @@ def gradient_error(op: Update, below: Tensor, above: Tensor, parts: int, functio
     gradient.weight_gradient(op, below, above, right)
     function(op, below, above, found)
     return _distance(found.sum(0), right[0])
+
+
+def twin_error(
+    definition: Callable[..., Any], kernel: Callable[..., Any], written: tuple[int, ...], args: Sequence[Any]
+) -> float:
+    """The largest error of a kernel against its definition on random arguments like these. `written` are the places of those
+    it changes; with none, what it returns counts."""
+    args = [_random(v) for v in args]
+
+    def by(run: Callable[..., Any]) -> list[Tensor]:
+        own = [v.clone() if i in written and v is not None else v for i, v in enumerate(args)]
+        returned = run(*own)
+        return [own[i] for i in written if own[i] is not None] if returned is None else [returned]
+
+    return max(_distance(found.float(), right.float()) for found, right in zip(by(kernel), by(definition), strict=True))
+
+
+def _random(v: Any) -> Any:
+    """An argument of the same kind; numbers stay."""
+    if isinstance(v, Deviation):
+        return replace(v, **{field.name: _random(getattr(v, field.name)) for field in fields(v)})
+    if not isinstance(v, Tensor):
+        return v
+    return 0.1 * torch.randn_like(v) if v.is_floating_point() else torch.randint_like(v, 4)
+
+
+def _kind(v: Any) -> Any:
+    if isinstance(v, Deviation):
+        return tuple(_kind(getattr(v, field.name)) for field in fields(v))
+    return v.shape if isinstance(v, Tensor) else v
 
 
 def _distance(found: Tensor, right: Tensor) -> float:
