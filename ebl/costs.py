@@ -72,3 +72,14 @@ class CrossEntropy:
                 size = torch.where(worse, size / 2, size)
             o = o - size * step
         return o
+
+
+def too_far(what: str, cost: Cost) -> str:
+    """What to say of a push away from the target that leaves the output without a minimum; `what` names it, as beta = 1."""
+    limit, name = -cost.lowest_beta, type(cost).__name__
+    if limit <= 0:
+        return f"{what}: it pushes away from the target, which {name} does not allow (lowest_beta); use p-ep, or clamping"
+    return (
+        f"{what}: it pushes away from the target, and with {name} the nudged output has no minimum from {limit:g} on; "
+        f"use a smaller one such as {min(0.25, limit / 2):g}"
+    )

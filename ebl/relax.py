@@ -43,7 +43,9 @@ class Schedule:
         if isinstance(self.omega, str) and not self.omega.startswith("chebyshev"):
             object.__setattr__(self, "omega", _number(self.omega, self.omega))
         if not isinstance(self.iterations, int) or self.iterations < 1:
-            raise InputError(f"iterations = {self.iterations}: use at least 1, such as 60 for a free and 20 for a nudged phase")
+            raise InputError(
+                f"iterations = {self.iterations!r}: use a whole number from 1 on, such as 60 for free, 20 for nudged phases"
+            )
         choose("order", self.order, ORDERS)
         if self.tolerance is not None and not (isinstance(self.tolerance, int | float) and self.tolerance >= 0):
             raise InputError(

@@ -109,7 +109,8 @@ def _train(run: _Run, out: Path, watch: Watcher | None, checkpoint_seconds: floa
             log.info("free phases take %d iterations from now on, %d when epoch %d began (residual %.1e, wanted %.1e)", *change)
         collapsed = _warn(config, lines, data, collapsed)
         if watch is not None:
-            watch({**line, "seconds": seconds})
+            told = [each["seconds"] for each in read_lines(out / "times.jsonl") if each["epoch"] == line["epoch"]]
+            watch({**line, "seconds": sum(told)})
     return ranks.share(_finish(run, out, lines, collapsed) if ranks.first else None)
 
 

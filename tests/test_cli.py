@@ -62,6 +62,7 @@ def refused(capsys, *words: str) -> str:
         (["train", "--seed", "-1"], "seed = -1"),
         (["train", "--device", "meta"], "device = 'meta'"),
         (["train", "--dataset", "./mine"], "no such file or folder"),
+        (["train", "--threads", "0"], "--threads 0: use a positive number"),
         (["study", "run", "quick", "--processes", "0"], "processes = 0"),
         (["evaluate", "nowhere"], "not a run folder"),
     ],

@@ -210,6 +210,7 @@ def test_given_starts_are_used():
     ("act", "words"),
     [
         (lambda n, x: ebl.Schedule(0), ["iterations = 0"]),
+        (lambda n, x: ebl.Schedule("20"), ["iterations = '20'", "whole number"]),
         (lambda n, x: ebl.Schedule(omega=2.0), ["omega = 2.0", "0 < omega < 2"]),
         (lambda n, x: ebl.Schedule(omega=0), ["omega = 0", "0 < omega < 2"]),
         (lambda n, x: ebl.Schedule(omega="chebyshev:1.2"), ["chebyshev:1.2", "0.95"]),

@@ -247,6 +247,28 @@ def test_frozen_parameters_get_no_gradient_and_targets_may_be_given_as_they_are(
     assert torch.isnan(e.top1_error)
 
 
+class OneSided(ebl.SquaredError):
+    """A cost that may only pull."""
+
+    lowest_beta = 0.0
+
+
+def test_a_cost_that_may_only_pull_does_for_a_rule_that_only_pulls():
+    net = NETS["dense"]()
+    x, y = inputs(net)
+    truth = gradient(net, x, y, rule="p-ep", beta=0.1)
+    assert torch.equal(gradient(net, x, y, rule="p-ep", beta=0.1, cost=OneSided()), truth)
+    for rule in ("n-ep", "r-ep"):
+        with pytest.raises(ebl.InputError, match=f"beta = 0.1 for {rule}: .* does not allow"):
+            ebl.estimate_gradients(net, x, y, rule=rule, beta=0.1, cost=OneSided())
+
+
+def test_what_is_no_energy_is_refused_by_what_it_lacks():
+    for net in (torch.nn.Linear(2, 2), ebl.ConvHopfield):
+        with pytest.raises(ebl.InputError, match="lacks one of init_state, energy: give an object that has them"):
+            ebl.estimate_gradients(net, torch.zeros(1, 2), torch.zeros(1, dtype=torch.long))
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [
@@ -265,6 +287,9 @@ def test_frozen_parameters_get_no_gradient_and_targets_may_be_given_as_they_are(
         ({"y": torch.tensor([0, 1])}, ["(2,)", "4 examples"]),
         ({"y": torch.zeros(4, 3)}, ["(4, 3)", "(4, 2)"]),
         ({"y": torch.full((4, 2), float("inf"))}, ["y holds", "infinite"]),
+        ({"cost": "mse"}, ["'mse' lacks one of value, gradient, prox", "ebl.SquaredError()"]),
+        ({"cost": ebl.SquaredError}, ["SquaredError'> lacks", "ebl.SquaredError()"]),
+        ({"cost": OneSided(), "beta": 0.1}, ["beta = 0.1 for c-ep", "which OneSided does not allow", "p-ep"]),
     ],
 )
 def test_bad_input_is_refused_with_name_value_and_remedy(options, words):

@@ -390,3 +390,13 @@ def test_seconds_count_every_part_of_a_resumed_run(tmp_path):
     train(SMALL, tmp_path / "run", dataset=few(), resume=True)
     times = read_lines(tmp_path / "run" / "times.jsonl")
     assert [(line["epoch"], line.get("step")) for line in times] == [(1, 1), (1, 2), (1, None), (2, 1), (2, None), (3, None)]
+
+
+def test_a_watcher_is_told_of_all_of_an_epochs_seconds_however_often_it_was_saved(tmp_path):
+    told: list[dict] = []
+    out = tmp_path / "run"
+    train(SMALL, out, dataset=few(), watch=told.append, checkpoint_seconds=0)
+    for line in (each for each in told if "test_error" in each):
+        seconds = [each["seconds"] for each in read_lines(out / "times.jsonl") if each["epoch"] == line["epoch"]]
+        assert len(seconds) == 3  # two saves within, one at the end
+        assert line["seconds"] == pytest.approx(sum(seconds))

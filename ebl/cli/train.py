@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any
 
+import torch
 import tyro
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
@@ -40,6 +41,8 @@ class Arguments:
     """Where dataset files are; otherwise EBL_DATA, or the user's cache folder."""
     checkpoint_seconds: float = 60.0
     """How often to save within an epoch; each epoch's end is always saved."""
+    threads: int | None = None
+    """Threads on a CPU; torch's default (a core each) unless given. The last bits of a run depend on them."""
 
 
 def run(argv: list[str]) -> None:
@@ -55,6 +58,10 @@ def _run(argv: list[str], ranks: Ranks) -> None:
         base = replace(base, beta=None)  # the preset's beta is for EP and CpL
     args = parse(Arguments, "ebl train", argv, Arguments(config=base))
     config = args.config
+    if args.threads is not None:
+        if args.threads < 1:
+            raise InputError(f"--threads {args.threads}: use a positive number, such as 1")
+        torch.set_num_threads(args.threads)
     if args.omega is not None:
         omega = read_omega(args.omega)
         if typed(argv, "--free.omega") is None:
@@ -63,8 +70,12 @@ def _run(argv: list[str], ranks: Ranks) -> None:
             config = replace(config, nudged=replace(config.nudged, omega=omega))
     name = Path(config.dataset).stem if is_own(config.dataset) else config.dataset
     out = args.out or Path("runs") / f"{name}-{config.rule}-{config.seed}"
+    if args.resume and not (out / "config.json").exists():
+        console.print(f"{out} holds no run to resume: a new one begins", highlight=False, soft_wrap=True)
     if is_own(config.dataset):
         console.print(f"{config.dataset}: {describe(load(config.dataset))}", highlight=False, soft_wrap=True)
+        if config.augment and not (config.crop or config.flip):
+            console.print("nothing is augmented: say how, with --crop 4, --flip True or both", highlight=False, soft_wrap=True)
     with _Shown(config) as shown:
         watchers: list[Watcher] = [shown]
         if args.tensorboard:

@@ -85,7 +85,9 @@ def _read_npz(path: Path) -> dict[str, tuple[Images, Labels]]:
         with np.load(path, allow_pickle=False) as file:
             arrays = {name: file[name] for name in file.files}
     except (OSError, ValueError, EOFError, TypeError, NotImplementedError, zipfile.BadZipFile, zlib.error, KeyError) as error:
-        raise InputError(f"{path} is no whole .npz of plain arrays: write it with numpy.savez") from error
+        raise InputError(
+            f"{path} is no whole .npz of plain arrays: write it with numpy.savez, or give a folder of images"
+        ) from error
     if {"images", "labels"} <= set(arrays):
         wanted = {"all": ("images", "labels")}
     elif {"train_images", "train_labels", "test_images", "test_labels"} <= set(arrays):

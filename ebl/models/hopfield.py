@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from ebl.boundary import Nudge
+from ebl.costs import too_far
 from ebl.errors import InputError, choose
 from ebl.models.links import Conv, Dense, Extra, Link
 from ebl.recording import recording
@@ -94,11 +95,8 @@ class Hopfield(nn.Module):
             )
         if isinstance(boundary, Nudge) and not recording():
             lowest = float(torch.as_tensor(boundary.beta).min())
-            if lowest <= boundary.cost.lowest_beta:
-                raise InputError(
-                    f"beta = {-lowest:g} pushes away from the target: with {type(boundary.cost).__name__} the nudged output "
-                    f"has no minimum from {-boundary.cost.lowest_beta:g} on; use a smaller one such as 0.25"
-                )
+            if lowest < 0 and lowest <= boundary.cost.lowest_beta:
+                raise InputError(too_far(f"beta = {-lowest:g}", boundary.cost))
 
     def _up(self, k: int, below: Tensor, memo: Memo | None) -> tuple[Tensor, Extra]:
         """Layer k's drive from below, its bias included. States are never changed in place, so what was computed from the
@@ -155,8 +153,8 @@ def conv_links(
             raise InputError(f"{name} = {value}: use a positive number")
     if padding < 0:
         raise InputError(f"padding = {padding}: use 0 or a positive number")
-    if not channels or min(channels) < 1:
-        raise InputError(f"channels = {tuple(channels)}: give one positive number a layer, such as (128, 256, 512, 512)")
+    if not isinstance(channels, Sequence) or not channels or not all(isinstance(c, int) and c > 0 for c in channels):
+        raise InputError(f"channels = {channels!r}: give one positive whole number a layer, such as (128, 256, 512, 512)")
     shape: tuple[int, ...] = input_shape
     links: list[Link] = []
     for k, count in enumerate(channels, 1):

@@ -50,6 +50,9 @@ RULES: dict[str, Rule] = {
 }
 
 
+COST = ("value", "gradient", "prox", "lowest_beta")
+
+
 @dataclass(frozen=True)
 class Estimate:
     """What one call of `estimate_gradients` saw, beside the gradients it left in `.grad`."""
@@ -104,6 +107,9 @@ def estimate_gradients(
     if beta is not None and not isinstance(beta, int | float):
         raise InputError(f"beta = {beta!r}: give a number such as 0.25")
     cost = SquaredError() if cost is None else cost
+    for given, methods, example in ((net, ("init_state", "energy"), "ebl.ConvHopfield()"), (cost, COST, "ebl.SquaredError()")):
+        if isinstance(given, type) or not all(hasattr(given, name) for name in methods):
+            raise InputError(f"{given!r} lacks one of {', '.join(methods)}: give an object that has them, such as {example}")
     strength = chosen.check_beta(name, beta, cost if isinstance(net, Hopfield) else None)
     memo: Memo = {}
     settled = relax(net, x, free, start=start, memo=memo)

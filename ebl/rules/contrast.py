@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ebl.boundary import Clamp, Nudge
-from ebl.costs import Cost
+from ebl.costs import Cost, too_far
 from ebl.errors import InputError
 from ebl.relax import Schedule, relax
 from ebl.rules.differentiate import by_parameters
@@ -42,10 +42,7 @@ class Contrast:
             raise InputError(f"beta = {beta:g} for {name}: give its size, the rule sets the sign; use a value such as 0.25")
         pushes = self.boundary == "nudge" and (self.first < 0 or self.random_sign)
         if cost is not None and pushes and -beta <= cost.lowest_beta:
-            raise InputError(
-                f"beta = {beta:g} for {name}: it pushes away from the target, and with {type(cost).__name__} the nudged output "
-                f"has no minimum from {-cost.lowest_beta:g} on; use a smaller one such as 0.25"
-            )
+            raise InputError(too_far(f"beta = {beta:g} for {name}", cost))
         return beta
 
     def gradients(
