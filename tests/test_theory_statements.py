@@ -124,6 +124,17 @@ def test_a_soft_energy_has_no_minimum_when_pushed_too_hard_and_the_rows_say_so()
         assert starting(rows, words).verdict == "holds", words
 
 
+def test_targets_beyond_the_outputs_bounds_are_clamped_to():
+    class Bounded(Parabola):
+        bounds = ((-1.0, 1.0),)
+
+    x, y = torch.tensor([[1.0], [-0.5]], dtype=torch.float64), torch.tensor([[1.5], [-2.0]], dtype=torch.float64)
+    rows = rows_of(Bounded(), x, y)
+    for words in ("cl at", "p-cpl at β = 1 descends", "p-cpl at β = 0.25 misses", "n-cpl at β = 0.25 misses"):
+        assert starting(rows, words).verdict == "holds", words
+    torch.testing.assert_close(theory.contrastive_function(Bounded(), x, y), (y - 0.7 * x)[:, 0] ** 2)  # a/2 (y - o*)^2
+
+
 def test_where_nothing_settles_every_row_says_so():
     rows = rows_of(Parabola(-1.0))
     assert {row.verdict for row in rows.values()} == {"assumption not met: no minimum, free: the energy falls without end"}
