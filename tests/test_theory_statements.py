@@ -124,6 +124,15 @@ def test_a_soft_energy_has_no_minimum_when_pushed_too_hard_and_the_rows_say_so()
         assert starting(rows, words).verdict == "holds", words
 
 
+@pytest.mark.parametrize("a", [0.05, 0.01, 1e-4])
+def test_small_betas_are_small_beside_the_energys_stiffness(a):
+    rows = rows_of(Parabola(a))
+    for words in ("dF/dβ", "L_±β", "L_−β;+β"):
+        assert starting(rows, words).verdict == "holds", words
+    assert starting(rows, "L_±β").measured == pytest.approx(1, abs=0.01)
+    assert starting(rows, "L_−β;+β").measured == pytest.approx(2, abs=0.01)
+
+
 def test_targets_beyond_the_outputs_bounds_are_clamped_to():
     class Bounded(Parabola):
         bounds = ((-1.0, 1.0),)

@@ -19,8 +19,8 @@ from ebl.types import State
 
 PULLS = (0.01, 0.1, 0.25, 0.5, 1.0, 3.0, 10.0, 100.0)
 PUSHES = (0.01, 0.1, 0.25, 0.5, 0.75, 0.9)
-SMALL = (4e-3, 2e-3, 1e-3)  # halved each time, for orders
-NEAR = (1e-3, 5e-4)  # for the derivative at 0
+SMALL = (4e-3, 2e-3, 1e-3)  # halved each time, for orders; less on a soft energy
+NEAR = (1e-3, 5e-4)  # for the derivative at 0; less on a soft energy
 
 
 @dataclass(frozen=True)
@@ -67,8 +67,20 @@ class Settled:
             self.states = settle(p, [], begin=begin)
         except AssumptionError as error:
             self.lost[FREE_PHASE] = str(error)
-        betas = [*PULLS, *(-b for b in PUSHES), *(s * b for b in (*SMALL, *NEAR) for s in (1, -1))]
+        unit = self._unit()
+        self.small, self.near = ([unit * b for b in betas] for betas in (SMALL, NEAR))
+        betas = [*PULLS, *(-b for b in PUSHES), *(s * b for b in (*self.small, *self.near) for s in (1, -1))]
         self.try_phases([Phase("nudge", b) for b in dict.fromkeys(betas)])
+
+    def _unit(self) -> float:
+        """Of small betas: 1, or ten times the output's stiffness a if that is less (on a quadratic L_b = a / (a + b) C)."""
+        b = NEAR[0]
+        self.try_phases([Phase("nudge", b)])
+        if self.lost:
+            return 1.0
+        pulled = self.surrogate(b)
+        stiffness = b * pulled / (self.cost - pulled).clamp_min(self.noise / b)
+        return min(1.0, 10 * max(float(stiffness.min()), 1e-6))
 
     def try_phases(self, phases: Sequence[Phase]) -> None:
         for q in phases:
@@ -155,7 +167,7 @@ def statements_on_beta(seen: Settled) -> list[Row]:
 
 
 def _derivative(seen: Settled) -> Row:
-    h, half = NEAR
+    h, half = seen.near
 
     def measure() -> float:
         coarse, fine = ((seen.F(b) - seen.F(-b)) / (2 * b) for b in (h, half))
@@ -207,14 +219,16 @@ def _shape(seen: Settled) -> list[Row]:
 
 
 def _orders(seen: Settled) -> list[Row]:
+    small = seen.small
+
     def one_sided() -> float:
-        return min(_order(seen, [float((seen.surrogate(s * b) - seen.cost).abs().sum()) for b in SMALL]) for s in (1, -1))
+        return min(_order(seen, [float((seen.surrogate(s * b) - seen.cost).abs().sum()) for b in small]) for s in (1, -1))
 
     def centred() -> float:
-        return _order(seen, [float(((seen.F(b) - seen.F(-b)) / (2 * b) - seen.cost).abs().sum()) for b in SMALL])
+        return _order(seen, [float(((seen.F(b) - seen.F(-b)) / (2 * b) - seen.cost).abs().sum()) for b in small])
 
     def doubt() -> str | None:
-        return seen.kink([s * b for b in SMALL for s in (1, -1)])
+        return seen.kink([s * b for b in small for s in (1, -1)])
 
     return [
         guarded("L_±β = C + O(β): fitted order", "theorem 2", ">=", 0.95, one_sided, doubt=doubt),
@@ -223,7 +237,7 @@ def _orders(seen: Settled) -> list[Row]:
 
 
 def _order(seen: Settled, errors: list[float]) -> float:
-    if min(errors) <= 100 * seen.noise * len(seen.p.x) / min(SMALL):
+    if min(errors) <= 100 * seen.noise * len(seen.p.x) / min(seen.small):
         raise AssumptionError("surrogate and cost are equal up to rounding: there is no order to fit")
     return order_of(errors)
 
