@@ -56,6 +56,13 @@ def test_on_a_hopfield_network_every_statement_holds(small):
     assert starting(small, "L_−β;+β").measured == pytest.approx(2, abs=0.01)
 
 
+def test_with_the_cross_entropy_the_free_energy_has_a_bottom_below_minus_one():
+    subject = small_network()
+    rows = rows_of(subject.net, subject.x, subject.y, cost=ebl.CrossEntropy())
+    assert {row.verdict for row in rows.values()} == {"holds"}
+    assert not [name for name in rows if name.startswith("F = −∞")]
+
+
 def test_every_figure_is_that_of_the_closed_form_on_a_parabola():
     a = 2.0
     rows = rows_of(Parabola(a))

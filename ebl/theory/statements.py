@@ -11,6 +11,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
+from ebl.costs import SquaredError
 from ebl.models.hopfield import Hopfield
 from ebl.theory.kinks import pattern, switches
 from ebl.theory.minima import several_minima
@@ -161,7 +162,7 @@ def statements_on_beta(seen: Settled) -> list[Row]:
         _derivative(seen),
         *_bounds(seen),
         *_shape(seen),
-        *([_no_bottom(seen)] if isinstance(seen.p.net, Hopfield) else []),
+        *([_no_bottom(seen)] if isinstance(seen.p.net, Hopfield) and isinstance(seen.p.cost, SquaredError) else []),
         *_orders(seen),
     ]
 
