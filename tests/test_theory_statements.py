@@ -172,6 +172,21 @@ def test_several_minima_are_found_and_said():
         assert starting(rows, words).verdict == "holds", words
 
 
+def test_a_free_phase_that_rests_on_a_hill_is_no_minimum_and_the_rows_say_so():
+    class Hill(Parabola):
+        def energy(self, x, state):
+            o = state[0]
+            return (o**4 / 4 - o**2 / 2 - self.t * x * o).sum(1)  # zeros, where it starts, are a maximum for x = 0
+
+    x = torch.tensor([[0.0], [0.5]], dtype=torch.float64)
+    rows = rows_of(Hill(), x, x + 0.8)
+    assert {row.verdict for row in rows.values()} == {"assumption not met: no minimum, free: it rests where a small push leads lower"}
+    with pytest.raises(theory.AssumptionError, match="small push leads lower"):
+        theory.coupled_loss_1(Hill(), x, x + 0.8)
+    start = (torch.ones_like(x),)
+    torch.testing.assert_close(theory.free_energy(Hill(), x, x, 0.0, start=start)[0].item(), -0.25)
+
+
 def test_kinks_within_the_finite_difference_are_said():
     class Kink(Parabola):
         """E = a/2 (o - |t| x)^2, with t next to its kink."""
