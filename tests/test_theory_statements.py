@@ -180,7 +180,9 @@ def test_a_free_phase_that_rests_on_a_hill_is_no_minimum_and_the_rows_say_so():
 
     x = torch.tensor([[0.0], [0.5]], dtype=torch.float64)
     rows = rows_of(Hill(), x, x + 0.8)
-    assert {row.verdict for row in rows.values()} == {"assumption not met: no minimum, free: it rests where a small push leads lower"}
+    assert {row.verdict for row in rows.values()} == {
+        "assumption not met: no minimum, free: it rests where a small push leads lower"
+    }
     with pytest.raises(theory.AssumptionError, match="small push leads lower"):
         theory.coupled_loss_1(Hill(), x, x + 0.8)
     start = (torch.ones_like(x),)
@@ -222,6 +224,57 @@ def test_kinks_in_beta_are_said():
     rows = rows_of(net, zero, zero + 1)
     assert "a kink:" in starting(rows, "L_−β;+β = C").verdict
     assert "switch within β = ±0.004" in starting(rows, "L_−β;+β = C").verdict
+
+
+def test_kinks_that_no_bound_tells_of_are_said():
+    class Relu(Parabola):
+        """E = 1/2 o^2 + 1/2 relu(o)^2 - t x o: at t = 0 the output rests where the curvature jumps, in beta and in t."""
+
+        def energy(self, x, state):
+            o = state[0]
+            return (0.5 * o**2 + 0.5 * o.relu() ** 2 - self.t * x * o).sum(1)
+
+    net = Relu()
+    net.t.data.zero_()
+    x = torch.ones(2, 1, dtype=torch.float64)
+    rows = rows_of(net, x, 0.8 * x)
+    assert {row.verdict for row in rows.values() if row.verdict != "holds" and "a kink: " not in row.verdict} == set()
+    for words in ("dF/dβ", "L_−β;+β"):
+        assert starting(rows, words).verdict == "assumption not met: a kink: F″ is not the same on both sides of β = 0"
+    assert "a kink: finite differences of two steps" in starting(rows, "c-cpl at β = 0.25 misses").verdict
+
+
+def test_where_nothing_moves_the_output_coupled_learning_has_nothing_to_miss():
+    class Stiffer(Parabola):
+        """E = t/2 (o - x)^2: what CpL leaves and dL2/dt are both beta/2 (x - y)^2."""
+
+        def energy(self, x, state):
+            return (0.5 * self.t * (state[0] - x) ** 2).sum(1)
+
+    rows = rows_of(Stiffer())
+    for rule in ("p-cpl", "n-cpl"):
+        row = starting(rows, f"{rule} at β = 0.25 does not descend")
+        assert row.verdict == "assumption not met: the term that it misses vanishes here"
+        assert row.measured < 1e-8
+    assert "fails" not in {row.verdict for row in rows.values()}
+
+
+def test_what_rounding_hides_is_no_verdict():
+    class Lifted(Parabola):
+        """A wrong gradient under a constant so large that finite differences cannot tell."""
+
+        lift = 1e8
+
+        def energy(self, x, state):
+            return super().energy(x, state) + self.lift
+
+        def gradients(self, x, state, weights, memo):
+            return [torch.zeros_like(self.t)]
+
+    rows = rows_of(Lifted())
+    assert "holds" not in {row.verdict for name, row in rows.items() if "descend" in name or "misses" in name}
+    Lifted.lift = 1e10
+    assert "is lost in the rounding of energies of 1e+10" in starting(rows_of(Lifted()), "dF/dβ").verdict
 
 
 def test_an_energy_without_parameters_or_with_its_target_reached_has_no_gradient_to_check():

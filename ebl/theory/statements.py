@@ -21,6 +21,7 @@ from ebl.types import State
 PULLS = (0.01, 0.1, 0.25, 0.5, 1.0, 3.0, 10.0, 100.0)
 PUSHES = (0.01, 0.1, 0.25, 0.5, 0.75, 0.9)
 SMALL = (4e-3, 2e-3, 1e-3)  # halved each time, for orders; less on a soft energy
+COARSE = 1e-2  # a tolerance that rounding may not exceed
 NEAR = (1e-3, 5e-4)  # for the derivative at 0; less on a soft energy
 
 
@@ -111,9 +112,14 @@ class Settled:
     @cached_property
     def scale(self) -> float:
         """Of costs and surrogates: the batch's mean cost."""
-        if float(self.cost.mean()) <= 1e7 * self.noise:
+        cost, energy = float(self.cost.mean()), float(self.F(0.0).abs().mean())
+        if cost <= 1e7 * torch.finfo(torch.float64).eps:
             raise AssumptionError("the target is reached: the cost is zero up to rounding")
-        return float(self.cost.mean())
+        if cost <= 1e7 * self.noise:
+            raise AssumptionError(
+                f"a cost of {cost:.0e} is lost in the rounding of energies of {energy:.0e}: leave constants out"
+            )
+        return cost
 
     @cached_property
     def noise(self) -> float:
@@ -148,7 +154,15 @@ class Settled:
         """How much switches between the free phase and these, if anything does."""
         before = pattern(self.p, self.free)
         count = sum(switches(before, pattern(self.p, self.at(Phase("nudge", b)))) for b in self.kept(betas))
-        return f"a kink: {count} units or pools switch within β = ±{max(map(abs, betas)):g}" if count else None
+        if count:
+            return f"a kink: {count} units or pools switch within β = ±{max(map(abs, betas)):g}"
+        coarse, fine = (self._bend(b) for b in self.near)
+        return "a kink: F″ is not the same on both sides of β = 0" if fine > max(0.75 * coarse, 1e-3) else None
+
+    def _bend(self, b: float) -> float:
+        """How far apart F'' is on both sides of 0, relatively: on a smooth energy that halves with b."""
+        right, left = ((self.surrogate(s * b) - self.cost) * s for s in (1, -1))
+        return float((right - left).abs().sum() / (right.abs() + left.abs()).sum())
 
     @cached_property
     def minima(self) -> str | None:
@@ -267,9 +281,15 @@ def guarded(
 ) -> Row:
     """A row whose measurement may find that an assumption does not hold."""
     try:
-        return make_row(statement, where, relation, limit, measure(), unmet(), doubt())
+        unclear = unresolved(limit) if relation == "<=" else None
+        return make_row(statement, where, relation, limit, measure(), unclear or unmet(), doubt())
     except AssumptionError as error:
         return make_row(statement, where, relation, limit, None, str(error))
+
+
+def unresolved(limit: float) -> str | None:
+    """Beyond this tolerance a figure would say little."""
+    return "rounding hides it, the energies are so large: leave constants out of them" if limit > COARSE else None
 
 
 def order_of(errors: Sequence[float]) -> float:
