@@ -189,6 +189,14 @@ def test_a_free_phase_that_rests_on_a_hill_is_no_minimum_and_the_rows_say_so():
     torch.testing.assert_close(theory.free_energy(Hill(), x, x, 0.0, start=start)[0].item(), -0.25)
 
 
+def test_a_wrong_update_does_not_pass_for_a_minimum():
+    class Stuck(Parabola):
+        def update(self, k, x, state, boundary, memo):
+            return 0 * x + 0.2
+
+    assert {row.verdict[:34] for row in rows_of(Stuck()).values()} == {"assumption not met: no minimum, fr"}
+
+
 def test_kinks_within_the_finite_difference_are_said():
     class Kink(Parabola):
         """E = a/2 (o - |t| x)^2, with t next to its kink."""
