@@ -188,7 +188,8 @@ def check_start(net: Energy, x: Tensor, start: State | None, boundary: Boundary)
             if s.dtype != zeros.dtype or s.device != zeros.device:
                 raise InputError(f"start[{k}] is {s.dtype} on {s.device}, not {zeros.dtype} on {zeros.device}: convert it")
             low, high = limits or (-torch.finfo(s.dtype).max, torch.finfo(s.dtype).max)
-            if not recording() and not bool(((s >= low) & (s <= high)).all()):
+            held = k == len(state) - 1 and isinstance(boundary, Clamp)  # its start is not used: a clamp may be anywhere
+            if not held and not recording() and not bool(((s >= low) & (s <= high)).all()):
                 raise InputError(f"start[{k}] holds values outside [{low:g}, {high:g}] or NaN: clamp it, or pass start=None")
         state = tuple(start)
     if isinstance(boundary, Clamp):

@@ -63,6 +63,22 @@ class WrongExample(Base):
     def example(self):
         return torch.zeros(2, 5), torch.zeros(2, 1)
 
+class NoExample(Base):
+    def example(self):
+        raise OSError("no data")
+
+class Cut(Base):
+    def energy(self, x, state):
+        return super().energy(x, state).detach()
+
+class NotANumber(Base):
+    def energy(self, x, state):
+        return super().energy(x, state) / 0 * 0
+
+class Single(Base):
+    def init_state(self, x):
+        return (torch.zeros(len(x), 1),)
+
 class List(Base):
     def init_state(self, x):
         return [x.new_zeros(len(x), 1)]
@@ -102,7 +118,11 @@ def energies(tmp_path, monkeypatch):
         (["--net", "mine.py:Whole"], "has shape () for 6 examples"),
         (["--net", "mine.py:List"], "must give a tuple of blocks"),
         (["--net", "mine.py:WrongTarget"], "y has shape (3, 1)"),
-        (["--net", "mine.py:WrongExample"], f"the example of WrongExample of mine.py fails, line {line_of('x @ self.a')}"),
+        (["--net", "mine.py:WrongExample"], f"WrongExample of mine.py fails on its own example, line {line_of('x @ self.a')}"),
+        (["--net", "mine.py:NoExample"], f"the example of NoExample of mine.py fails, line {line_of('no data')}"),
+        (["--net", "mine.py:Cut"], "energy of Cut of mine.py does not depend on the state for autograd: use no detach"),
+        (["--net", "mine.py:NotANumber"], "energy of NotANumber of mine.py is nan at its init_state"),
+        (["--net", "mine.py:Single"], "gives torch.float32 where x and the parameters are float64: use x.new_zeros"),
         (["rules", "--net", "mine.py:Own"], "it goes with statements and settling"),
         (["settling", "--net", "mine.py:Own"], "not a run folder"),
         (["--tolerance", "0"], "--tolerance 0"),

@@ -56,6 +56,13 @@ def test_on_a_hopfield_network_every_statement_holds(small):
     assert starting(small, "L_−β;+β").measured == pytest.approx(2, abs=0.01)
 
 
+def test_with_the_cross_entropy_the_free_energy_has_a_bottom_below_minus_one():
+    subject = small_network()
+    rows = rows_of(subject.net, subject.x, subject.y, cost=ebl.CrossEntropy())
+    assert {row.verdict for row in rows.values()} == {"holds"}
+    assert not [name for name in rows if name.startswith("F = −∞")]
+
+
 def test_every_figure_is_that_of_the_closed_form_on_a_parabola():
     a = 2.0
     rows = rows_of(Parabola(a))
@@ -124,6 +131,26 @@ def test_a_soft_energy_has_no_minimum_when_pushed_too_hard_and_the_rows_say_so()
         assert starting(rows, words).verdict == "holds", words
 
 
+@pytest.mark.parametrize("a", [0.05, 0.01, 1e-4])
+def test_small_betas_are_small_beside_the_energys_stiffness(a):
+    rows = rows_of(Parabola(a))
+    for words in ("dF/dβ", "L_±β", "L_−β;+β"):
+        assert starting(rows, words).verdict == "holds", words
+    assert starting(rows, "L_±β").measured == pytest.approx(1, abs=0.01)
+    assert starting(rows, "L_−β;+β").measured == pytest.approx(2, abs=0.01)
+
+
+def test_targets_beyond_the_outputs_bounds_are_clamped_to():
+    class Bounded(Parabola):
+        bounds = ((-1.0, 1.0),)
+
+    x, y = torch.tensor([[1.0], [-0.5]], dtype=torch.float64), torch.tensor([[1.5], [-2.0]], dtype=torch.float64)
+    rows = rows_of(Bounded(), x, y)
+    for words in ("cl at", "p-cpl at β = 1 descends", "p-cpl at β = 0.25 misses", "n-cpl at β = 0.25 misses"):
+        assert starting(rows, words).verdict == "holds", words
+    torch.testing.assert_close(theory.contrastive_function(Bounded(), x, y), (y - 0.7 * x)[:, 0] ** 2)  # a/2 (y - o*)^2
+
+
 def test_where_nothing_settles_every_row_says_so():
     rows = rows_of(Parabola(-1.0))
     assert {row.verdict for row in rows.values()} == {"assumption not met: no minimum, free: the energy falls without end"}
@@ -143,6 +170,31 @@ def test_several_minima_are_found_and_said():
         assert starting(rows, words).verdict.startswith("assumption not met: several minima: 2 from 9 starts"), words
     for words in ("L_β ≤ C", "C ≤ L_−β", "p-ep at β = 0.25 descends", "n-ep at β = 0.25 descends"):  # of the one it is in
         assert starting(rows, words).verdict == "holds", words
+
+
+def test_a_free_phase_that_rests_on_a_hill_is_no_minimum_and_the_rows_say_so():
+    class Hill(Parabola):
+        def energy(self, x, state):
+            o = state[0]
+            return (o**4 / 4 - o**2 / 2 - self.t * x * o).sum(1)  # zeros, where it starts, are a maximum for x = 0
+
+    x = torch.tensor([[0.0], [0.5]], dtype=torch.float64)
+    rows = rows_of(Hill(), x, x + 0.8)
+    assert {row.verdict for row in rows.values()} == {
+        "assumption not met: no minimum, free: it rests where a small push leads lower"
+    }
+    with pytest.raises(theory.AssumptionError, match="small push leads lower"):
+        theory.coupled_loss_1(Hill(), x, x + 0.8)
+    start = (torch.ones_like(x),)
+    torch.testing.assert_close(theory.free_energy(Hill(), x, x, 0.0, start=start)[0].item(), -0.25)
+
+
+def test_a_wrong_update_does_not_pass_for_a_minimum():
+    class Stuck(Parabola):
+        def update(self, k, x, state, boundary, memo):
+            return 0 * x + 0.2
+
+    assert {row.verdict[:34] for row in rows_of(Stuck()).values()} == {"assumption not met: no minimum, fr"}
 
 
 def test_kinks_within_the_finite_difference_are_said():
@@ -180,6 +232,59 @@ def test_kinks_in_beta_are_said():
     rows = rows_of(net, zero, zero + 1)
     assert "a kink:" in starting(rows, "L_−β;+β = C").verdict
     assert "switch within β = ±0.004" in starting(rows, "L_−β;+β = C").verdict
+
+
+def test_kinks_that_no_bound_tells_of_are_said():
+    class Relu(Parabola):
+        """E = 1/2 o^2 + 1/2 relu(o)^2 - t x o: at t = 0 the output rests where the curvature jumps, in beta and in t."""
+
+        def energy(self, x, state):
+            o = state[0]
+            return (0.5 * o**2 + 0.5 * o.relu() ** 2 - self.t * x * o).sum(1)
+
+    net = Relu()
+    net.t.data.zero_()
+    x = torch.ones(2, 1, dtype=torch.float64)
+    rows = rows_of(net, x, 0.8 * x)
+    assert {row.verdict for row in rows.values() if row.verdict != "holds" and "a kink: " not in row.verdict} == set()
+    for words in ("dF/dβ", "L_−β;+β"):
+        assert starting(rows, words).verdict == "assumption not met: a kink: F″ is not the same on both sides of β = 0"
+    row = starting(rows, "c-cpl at β = 0.25 misses")
+    assert float(row.verdict.removeprefix("assumption not met: a kink: finite differences of two steps are ").split()[0]) > 0.01
+
+
+def test_where_nothing_moves_the_output_coupled_learning_has_nothing_to_miss():
+    class Stiffer(Parabola):
+        """E = t/2 (o - x)^2: what CpL leaves and dL2/dt are both beta/2 (x - y)^2."""
+
+        def energy(self, x, state):
+            return (0.5 * self.t * (state[0] - x) ** 2).sum(1)
+
+    rows = rows_of(Stiffer())
+    for rule in ("p-cpl", "n-cpl"):
+        row = starting(rows, f"{rule} at β = 0.25 does not descend")
+        assert row.verdict == "assumption not met: the term that it misses vanishes here"
+        assert row.measured < 1e-8
+    assert "fails" not in {row.verdict for row in rows.values()}
+
+
+def test_what_rounding_hides_is_no_verdict():
+    class Lifted(Parabola):
+        """A wrong gradient under a constant so large that finite differences cannot tell."""
+
+        lift = 1e7
+
+        def energy(self, x, state):
+            return super().energy(x, state) + self.lift
+
+        def gradients(self, x, state, weights, memo):
+            return [torch.zeros_like(self.t)]
+
+    rows = rows_of(Lifted())
+    assert "holds" not in {row.verdict for name, row in rows.items() if "descends" in name or "misses" in name}
+    assert "rounding hides it" in starting(rows, "p-ep at β = 0.25 descends").verdict
+    Lifted.lift = 1e10
+    assert "is lost in the rounding of energies of 1e+10" in starting(rows_of(Lifted()), "dF/dβ").verdict
 
 
 def test_an_energy_without_parameters_or_with_its_target_reached_has_no_gradient_to_check():

@@ -26,10 +26,14 @@ class Slopes:
     """Central differences along each direction; the first dimension counts directions."""
 
     level: dict[Phase, Tensor]  # of the batch's mean energy
+    bend: dict[Phase, Tensor]  # its slope forwards less that backwards
     switched: dict[Phase, list[int]]  # units and pools that switch within the step
 
     def of(self, loss: Loss) -> Tensor:
         return torch.stack([weight * self.level[q] for q, weight in loss.items()]).sum(0)
+
+    def bent(self, loss: Loss) -> Tensor:
+        return torch.stack([abs(weight) * self.bend[q] for q, weight in loss.items()]).sum(0)
 
     def smooth(self, loss: Loss) -> Tensor:
         """Directions along which nothing switches in the loss's phases."""
@@ -54,6 +58,8 @@ def slopes(
 ) -> Slopes:
     """Every phase starts from where it had settled, so that it stays in its minimum."""
     found: dict[Phase, list[Tensor]] = {q: [] for q in states}
+    bend: dict[Phase, list[Tensor]] = {q: [] for q in states}
+    middle = {q: level(p, q, s).mean() for q, s in states.items()}
     switched: dict[Phase, list[int]] = {q: [] for q in states}
     before = {q: pattern(p, s) for q, s in states.items()}
     for done, direction in enumerate(along, 1):
@@ -65,9 +71,11 @@ def slopes(
         up, down = ends
         for q in states:
             found[q].append((up[q][0] - down[q][0]) / (2 * step))
+            bend[q].append((up[q][0] - 2 * middle[q] + down[q][0]) / step)
             switched[q].append(sum(switches(before[q], end[q][1]) for end in ends))
         told(done, len(along))
-    return Slopes({q: torch.stack(v) for q, v in found.items()}, switched)
+    level_of, bend_of = ({q: torch.stack(v) for q, v in kept.items()} for kept in (found, bend))
+    return Slopes(level_of, bend_of, switched)
 
 
 def projected(gradients: Sequence[Tensor], net: Energy, along: Sequence[Direction]) -> Tensor:

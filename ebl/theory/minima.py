@@ -9,12 +9,11 @@ from torch import Tensor
 
 from ebl.models.autograd import bounds_of
 from ebl.relax import Schedule, relax
-from ebl.theory.phases import FREE_PHASE, OMEGA, Phase, Problem, States, hold, level
+from ebl.theory.phases import FREE_PHASE, HIGHER, OMEGA, Phase, Problem, States, hold, level
 from ebl.types import State
 
 SETTLED = 1e-9
 APART = 1e-5  # rms of the outputs
-HIGHER = 1e-8  # of the energies
 
 
 def several_minima(p: Problem, states: States, phases: Iterable[Phase], starts: int = 8, seed: int = 0) -> str | None:

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from ebl.boundary import FREE, Clamp, Nudge
 from ebl.costs import Cost, SquaredError
 from ebl.errors import InputError
+from ebl.models.autograd import bounds_of
 from ebl.relax import Schedule, relax
 from ebl.rules import as_target
 from ebl.shapes import per_example
@@ -25,6 +26,8 @@ TOLERANCE = 1e-12  # the residual at which a phase counts as settled
 ITERATIONS = 5000
 OMEGA = 1.5
 FAR = 1e9  # whoever gets there falls for ever
+PUSH = 1e-5  # off an equilibrium, to see whether it is a minimum
+HIGHER = 1e-8  # an energy that is: relative
 CHUNKS = 50  # in which a relaxation is watched: with a halving of the residual in each, 40 lead to 1e-12
 
 N = TypeVar("N")
@@ -110,6 +113,8 @@ def settle(p: Problem, phases: Iterable[Phase], starts: States | None = None, be
     phases = list(phases)
     found = {FREE_PHASE: _relax(p, [FREE_PHASE], FREE, p.x, starts[FREE_PHASE] if starts else begin)}
     free = found[FREE_PHASE]
+    if starts is None:
+        _check_minimum(p, free)
     for kind in ("nudge", "clamp"):
         group = [q for q in phases if q.boundary == kind and q != FREE_PHASE]
         if group:
@@ -120,6 +125,18 @@ def settle(p: Problem, phases: Iterable[Phase], starts: States | None = None, be
             parts = zip(*(block.chunk(len(group)) for block in together), strict=True)
             found |= dict(zip(group, parts, strict=True))
     return found
+
+
+def _check_minimum(p: Problem, free: State) -> None:
+    """An error where a small push leads lower: a relaxation rests at a maximum too, or where a wrong update keeps it."""
+    generator = torch.Generator().manual_seed(0)
+    limits = [pair or (-torch.inf, torch.inf) for pair in bounds_of(p.net, len(free))]
+    noise = [PUSH * torch.randn(s.shape, generator=generator, dtype=s.dtype) for s in free]
+    there, back = (tuple((s + way * n).clamp(*b) for s, n, b in zip(free, noise, limits, strict=True)) for way in (1, -1))
+    after = [level(p, FREE_PHASE, s) for s in (there, back, _relax(p, [FREE_PHASE], FREE, p.x, there))]
+    before = level(p, FREE_PHASE, free)
+    if bool((torch.stack(after) < before - HIGHER * (1 + before.abs())).any()):
+        raise AssumptionError("no minimum, free: it rests where a small push leads lower")
 
 
 def hold(p: Problem, group: Sequence[Phase], output: Tensor) -> Boundary:

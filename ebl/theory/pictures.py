@@ -73,7 +73,8 @@ def draw_squared_error_example(
     left.set(xlabel=r"$\theta_1$", ylabel=r"$\theta_2$", title=r"$\|o_\bigstar - y\|^2$ and the rules' steps, $\eta$ = 0.2")
     for (name, values), style in zip(curves.items(), ("-", "-", "--", "-.", ":"), strict=True):
         right.plot(rates, values, style, color=RAISED if "CpL" in name else LOWERED, label=name)
-    right.plot(rates, [1 + 2 * r + 10 * r * r for r in rates], "o", color=RAISED, markersize=4, label=r"$1 + 2\eta + 10\eta^2$")
+    dots = rates[::4]
+    right.plot(dots, [1 + 2 * r + 10 * r * r for r in dots], "o", color=RAISED, markersize=4, label=r"$1 + 2\eta + 10\eta^2$")
     right.set(xlabel=r"step $\eta$", title=r"$\|o_\bigstar - y\|^2$ after one step")
     _finish(right)
     return _save(figure, path)
@@ -93,7 +94,8 @@ def draw_l1_example(ways: dict[str, float], betas: Sequence[float], changes: Seq
         height = 0.74 - 0.1 * i
         left.annotate("", (1 + 0.2 * way, height), (1, height), arrowprops=_way(LOWERED if way > 0 else RAISED))
         left.annotate(name, (1, height), (6 if way < 0 else -6, 0), textcoords="offset points", fontsize=8,
-                      ha="left" if way < 0 else "right", va="center")  # fmt: skip
+                      ha="left" if way < 0 else "right", va="center",
+                      bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.5})  # fmt: skip
     left.set(xlabel=r"$\theta = o_\bigstar$", title=r"the losses, and steps from $\theta_0$ = 1, $\eta$ = 0.2")
     _finish(left)
     right.plot(betas, [1 - 2 * b for b in betas], color=RAISED, label=r"$1 - 2\beta$")

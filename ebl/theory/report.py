@@ -187,7 +187,7 @@ def _draw_counterexamples(folder: Path) -> list[Path]:
     from ebl.theory.pictures import TITLES, draw_l1_example, draw_squared_error_example
 
     groups = {"CL and CpL": "c-cpl", "RBP, TBP": "rbp", "P-EP": "p-ep", "N-EP": "n-ep", "C-EP": "c-ep"}
-    rates = [k / 100 for k in range(11)]
+    rates = [k / 400 for k in range(41)]
     seen = {name: steps("squared-error", rule, rates) for name, rule in groups.items()}
     ways = {name: [t / rates[-1] for t in found[-1].theta] for name, found in seen.items()}
     curves = {name: [1 + s.squared_error for s in found] for name, found in seen.items()}

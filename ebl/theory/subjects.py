@@ -104,11 +104,14 @@ def _with_example(name: str, net: Any, path: Path, seed: int) -> Subject:
         try:
             x, y = given() if callable(given) else given
             x, y = torch.as_tensor(x), torch.as_tensor(y)
+        except Exception as error:
+            raise InputError(f"the example of {name} fails, {_told(error, path)}: let example() return (x, y)") from error
+        try:
             _try(name, net, x)
         except InputError:
             raise
         except Exception as error:
-            raise InputError(f"the example of {name} fails, {_told(error, path)}: let example() return (x, y)") from error
+            raise InputError(f"{name} fails on its own example, {_told(error, path)}: mend one or the other") from error
         return Subject(f"{name}, its own example", net, x, y)
     generator = torch.Generator().manual_seed(seed)
     last: Exception | None = None
@@ -143,10 +146,20 @@ def _try(name: str, net: Any, x: Tensor) -> Tensor:
     state = net.init_state(x)
     if not isinstance(state, tuple) or not all(isinstance(s, Tensor) and len(s) == len(x) for s in state):
         raise InputError(f"init_state of {name} must give a tuple of blocks, (B, ...) each, the output last")
-    with torch.no_grad():
-        e = net.energy(x, state)
+    wrong = next((s.dtype for s in state if s.dtype != torch.float64), None)
+    if wrong is not None:
+        raise InputError(f"init_state of {name} gives {wrong} where x and the parameters are float64: use x.new_zeros")
+    with torch.enable_grad():
+        at = tuple(s.detach().requires_grad_() for s in state)
+        e = net.energy(x, at)
     if e.shape != (len(x),):
         raise InputError(f"energy of {name} has shape {tuple(e.shape)} for {len(x)} examples: return one number for each, (B,)")
+    bad = e.detach()[~e.isfinite()]
+    if len(bad):
+        raise InputError(f"energy of {name} is {float(bad[0])} at its init_state: start where it is a finite number")
+    slopes = torch.autograd.grad(e.sum(), at, allow_unused=True) if e.requires_grad else (None,)
+    if not hasattr(net, "update") and all(g is None for g in slopes):
+        raise InputError(f"energy of {name} does not depend on the state for autograd: use no detach, no_grad or numpy in it")
     return state[-1]
 
 
