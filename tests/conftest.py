@@ -1,6 +1,7 @@
 """One thread for each test process, seeds fixed, and Triton's interpreter where there is no GPU to compile for."""
 
 import os
+import signal
 
 import pytest
 import torch
@@ -9,6 +10,7 @@ if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # read when a kernel is defined, so before anything imports ebl.engine
 
 torch.set_num_threads(1)
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs, and what they start, ignore it
 
 
 @pytest.fixture(autouse=True)
