@@ -99,8 +99,12 @@ def test_train_evaluate_resume_and_presets(capsys, tmp_path):
     assert "seed 3 there, 4 now" in refused(
         capsys, "train", "--rule", "n-ep", "--omega", "chebyshev:0.8", "--seed", "4", "--resume", "--out", out, *TINY
     )
+    main(["train", "--rule", "n-ep", "--omega", "chebyshev:0.8", "--seed", "3", "--resume", "--out", out, *TINY])
+    assert capsys.readouterr().out.startswith(f"{out} is done already")
     main(["presets"])
-    assert "cifar100-sota-300" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "cifar100-sota-300" in said
+    assert "chebyshev:0.95, 1.4" in said
 
 
 def test_a_presets_beta_gives_way_to_rules_that_have_their_own(capsys, tmp_path):

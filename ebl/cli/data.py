@@ -59,15 +59,16 @@ def _check_data(names: list[str], root: Path) -> None:
     wrong = []
     for name in names:
         try:
-            if name in FORMS:
+            if len(names) > 1 and name in FORMS and whereabouts(name, root) == "not here":
+                lines = [f"{name}: not here"]
+            elif name in FORMS:
                 lines = check(name, find(name, root), again=True)
             else:
                 load(name)
                 lines = [f"{name}: in the package, as it should be"]
         except InputError as error:
             lines = [str(error)]
-            if len(names) == 1 or "no files in" not in lines[0]:
-                wrong.append(name)
+            wrong.append(name)
         console.print("\n".join(lines), highlight=False, soft_wrap=True)
     if wrong:
         raise InputError(f"wrong or missing: {', '.join(wrong)}; fetch what is damaged again with `ebl data fetch NAME`")

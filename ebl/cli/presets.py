@@ -19,11 +19,15 @@ class Arguments:
 
 def run(argv: list[str]) -> None:
     parse(Arguments, "ebl presets", argv)
-    table = Table("preset", "dataset", "beta", "T", "K", "gains", "rates", "decay", "epochs", box=SIMPLE_HEAD)
+    table = Table(
+        *("preset", "dataset", "beta", "T", "settle", "K", "omega", "gains", "rates", "decay", "epochs"), box=SIMPLE_HEAD
+    )
     for name, (_, c) in PRESETS.items():
-        row = (c.free.iterations, c.nudged.iterations, _few(c.model.gains), _few(c.optimiser.rates), c.optimiser.weight_decay)
-        table.add_row(name, c.dataset, str(c.beta or "rule's"), *map(str, row), str(c.epochs))
-    wide = console if console.is_terminal else Console(width=130)
+        free = (f"≤ {c.free.iterations}", f"{c.settle:g}") if c.settle else (str(c.free.iterations), "")
+        omega = ", ".join(dict.fromkeys(f"{phase.omega}".removesuffix(".0") for phase in (c.free, c.nudged)))
+        trained = (_few(c.model.gains), _few(c.optimiser.rates), str(c.optimiser.weight_decay), str(c.epochs))
+        table.add_row(name, c.dataset, str(c.beta or "rule's"), *free, str(c.nudged.iterations), omega, *trained)
+    wide = console if console.is_terminal else Console(width=165)
     wide.print(table)
     for name, (what, _) in PRESETS.items():
         wide.print(f"{name:18s} {what}", highlight=False)

@@ -95,6 +95,8 @@ def _run(argv: list[str], ranks: Ranks) -> None:
             ranks=ranks,
         )
     final, best = result["final"], result["best"]
+    if not shown.began:
+        console.print(f"{out} is done already, nothing was trained", highlight=False, soft_wrap=True)
     console.print(
         f"{config.rule} on {config.dataset}: test error {100 * final['test_error']:.2f} %, train error "
         f"{100 * final['train_error']:.2f} % after epoch {final['epoch']} (best test error {100 * best['test_error']:.2f} % in "
@@ -119,14 +121,17 @@ class _Shown:
         )
         self.task = self.bar.add_task("epoch 1", total=config.epochs, news="")
         self.told = 0.0
+        self.began = False
 
     def __enter__(self) -> _Shown:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.bar.stop()
+        if self.began:  # a bar that never was would leave an empty line
+            self.bar.stop()
 
     def __call__(self, event: dict[str, Any]) -> None:
+        self.began = True
         self.bar.start()
         if "test_error" in event:
             self.bar.console.print(
