@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from ebl.report.cells import Group, Section
+from ebl.report.command import command
 from ebl.report.findings import Findings
 from ebl.report.paper import Published, Theirs
 from ebl.report.settings import paper_setting, setting, unlike
@@ -24,7 +25,7 @@ _RUN = (
     *("key", "label", "dataset", "rule", "seed", "status", "epoch", "epochs"),
     *("test_error", "train_error", "best_test_error", "best_epoch", "collapsed", "seconds"),
     *("version", "commit", "hardware", "engine", "threads", "python", "torch"),
-    *("unlike_the_papers_comparison", "error"),
+    *("unlike_the_papers_comparison", "command", "error"),
 )
 
 
@@ -77,7 +78,8 @@ def _run(run: Record) -> Sequence[Any]:
         config["epochs"],
     )
     made = (run.provenance.get(name) for name in ("version", "commit", "hardware", "engine", "threads", "python", "torch"))
-    return (*asked, *errors, run.collapsed, run.seconds, *made, unlike(setting(config), paper_setting("comparison")), run.error)
+    unlike_theirs = unlike(setting(config), paper_setting("comparison"))
+    return (*asked, *errors, run.collapsed, run.seconds, *made, unlike_theirs, command(config), run.error)
 
 
 def _printed(figure: Published | None) -> tuple[Any, Any]:

@@ -35,7 +35,11 @@ def to_markdown(report: Report) -> str:
             parts += [f"### {layout.title}", table(layout), _note(layout)]
     if report.provenance:
         heads = ("runs", "version", "commit", "hardware", "engine", "Python")
-        parts += ["## Provenance", grid(heads, report.provenance), "`runs.csv` has each run: seed, commit, hardware, settings."]
+        parts += [
+            "## Provenance",
+            grid(heads, report.provenance),
+            "`runs.csv` has each run: seed, commit, hardware, settings, the command that repeats it.",
+        ]
     parts += ["## About the figures", "\n".join(f"- {said}" for said in report.about)]
     return "\n\n".join(parts) + "\n"
 
