@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
+from pages import between
 from PIL import Image
 
 from ebl.atomic import write_atomically
@@ -55,12 +56,6 @@ def unmet(part: report.Part) -> report.Part:
     rows = [row for row in part.rows if row[-1] != "holds"]
     note = f"{len(part.rows) - len(rows)} of {len(part.rows)} rows hold, the others are shown"
     return replace(part, rows=rows, note=note)
-
-
-def between(text: str, name: str, content: str) -> str:
-    """The page with another content between a pair of markers."""
-    pattern = rf"(<!-- {name} -->\n).*?(<!-- /{name} -->)"
-    return re.sub(pattern, lambda found: f"{found[1]}{content}{found[2]}", text, flags=re.DOTALL)
 
 
 def yours(text: str) -> Subject:
