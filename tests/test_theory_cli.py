@@ -1,11 +1,11 @@
 """`ebl theory` as a user meets it, and the page that its tables are on."""
 
-import importlib.util
 import json
 import re
 from pathlib import Path
 
 import pytest
+import theory as page
 from test_cli import TINY, refused
 
 from ebl.cli import main
@@ -195,14 +195,6 @@ def on_page(name: str) -> list[list[str]]:
     return table(found)
 
 
-@pytest.fixture(scope="module")
-def script():
-    spec = importlib.util.spec_from_file_location("make_page", PAGE.with_suffix(".py"))
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 def alike(shown: str, found: str) -> bool:
     """The same figure, or two that are both rounding errors."""
     if shown == found:
@@ -211,10 +203,10 @@ def alike(shown: str, found: str) -> bool:
     return abs(a - b) <= 0.02 * max(abs(a), abs(b)) or max(abs(a), abs(b)) < 1e-6
 
 
-def test_the_page_shows_what_the_code_says(script):
+def test_the_page_shows_what_the_code_says():
     parts = {
         "statements": report.statements_part(),
-        "yours": script.unmet(report.statements_part(script.yours(TEXT))),
+        "yours": page.unmet(report.statements_part(page.yours(TEXT))),
         "counter-examples": report.counterexamples_part(),
     }
     for name, part in parts.items():
@@ -228,7 +220,7 @@ def test_the_page_shows_what_the_code_says(script):
     assert all(row[-1].startswith("assumption not met: several minima: 2") for row in on_page("yours")[1:])
 
 
-def test_the_pages_commands_and_pictures_are_real(script):
+def test_the_pages_commands_and_pictures_are_real():
     from ebl.cli.flags import parse
     from ebl.cli.theory import Arguments
 
@@ -239,5 +231,5 @@ def test_the_pages_commands_and_pictures_are_real(script):
     pictures = re.findall(r"!\[.*?\]\((.*?)\)", TEXT)
     assert len(pictures) == 5
     assert all((PAGE.parent / picture).read_bytes().startswith(b"\x89PNG") for picture in pictures)
-    text = script.between("a\n<!-- x -->\nold\n<!-- /x -->\nb", "x", "new \\1\n")
+    text = page.between("a\n<!-- x -->\nold\n<!-- /x -->\nb", "x", "new \\1\n")
     assert text == "a\n<!-- x -->\nnew \\1\n<!-- /x -->\nb"
