@@ -164,8 +164,9 @@ def test_a_fresh_cluster_says_nothing_sees_our_settings_and_is_gone_afterwards(t
     assert (process.returncode, *said) == (0, "", "")
     assert (tmp_path / "a").read_text() == f"2 some/where {tmp_path}"
     assert (tmp_path / "logs" / "a.log").read_text() == "words\n"
-    left = subprocess.run(["pgrep", "-f", f"raylet.*{process.pid}"], capture_output=True, text=True).stdout.split()
-    assert not any(alive(int(pid)) for pid in left)
+    ours = f"/session_[-_0-9]*_{process.pid}/"  # Ray names a cluster's folder by who started it
+    left = subprocess.run(["pgrep", "-f", ours], capture_output=True, text=True).stdout.split()
+    wait_for(lambda: not any(alive(int(pid)) for pid in left))
 
 
 def wait_for(true, seconds: float = 30) -> None:
