@@ -1,4 +1,4 @@
-"""What this machine does: its matmul ceiling, the presets' training steps, and the naive definition beside them."""
+"""What this machine does: its matmul ceiling, the presets' training steps and tests, and the naive definition beside them."""
 
 from __future__ import annotations
 
@@ -12,17 +12,21 @@ import torch.nn.functional as F
 
 from ebl import naive
 from ebl.config import Config, build_network
+from ebl.data.batches import Batches
+from ebl.data.splits import Split
 from ebl.engine import make_stepper
 from ebl.models.hopfield import Hopfield
 from ebl.models.links import Conv
 from ebl.pace import Pace
 from ebl.presets import preset
 from ebl.provenance import provenance
+from ebl.relax import Schedule
 from ebl.steps import Stepper
 
 PRESETS = ("quick", "cifar10-sota-100", "fast")  # each beside the naive twin of `TWINS`
 TWINS = {"quick": "quick", "cifar10-sota-100": "cifar10-sota-100", "fast": "cifar10-sota-100"}
 CPU_BATCH = 2  # of the paper's network: a whole batch would take a minute a step
+TESTED = 10_000  # images of a test
 
 
 @dataclass(frozen=True)
@@ -37,6 +41,8 @@ class Timing:
     share_of_ceiling: float
     naive_milliseconds: float  # at the twin's own numbers of iterations
     ratio: float  # naive over ours
+    test_iterations: int
+    test_seconds: float  # of TESTED images; on a CPU a batch of them is tested
 
 
 def bench(device: torch.device, repeats: int = 10) -> dict[str, Any]:
@@ -50,7 +56,7 @@ def bench(device: torch.device, repeats: int = 10) -> dict[str, Any]:
         if twin not in twins:
             twins[twin] = naive_seconds(_config(twin, device), device)
         seconds, engine = step_seconds(config, device, repeats)
-        iterations = _iterations(config)
+        iterations = _pace(config).iterations
         flops = step_flops(build_network(config), config.batch_size, iterations, config.nudged.iterations)
         rows.append(
             Timing(
@@ -64,6 +70,8 @@ def bench(device: torch.device, repeats: int = 10) -> dict[str, Any]:
                 flops / seconds / ceiling,
                 1e3 * twins[twin],
                 twins[twin] / seconds,
+                _test_schedule(config).iterations,
+                test_seconds(config, device),
             )
         )
     return {**provenance(device), "ceiling_tflops_per_second": ceiling / 1e12, "steps": [asdict(row) for row in rows]}
@@ -81,10 +89,24 @@ def step_seconds(config: Config, device: torch.device, repeats: int) -> tuple[fl
     stepper = _stepper(config, device)
     x, y = _batch(config, device)
     generator = torch.Generator().manual_seed(0)
-    iterations = _iterations(config)
+    iterations = _pace(config).iterations
     for _ in range(3):  # compiled, recorded, and once more
         stepper.step(x, y, iterations, generator)
     return _median(lambda: stepper.step(x, y, iterations, generator), repeats, device), stepper.name
+
+
+def test_seconds(config: Config, device: torch.device) -> float:
+    """The time of testing TESTED random images as a run does, from bytes to errors."""
+    count = TESTED if device.type == "cuda" else config.batch_size
+    generator = torch.Generator().manual_seed(0)
+    spec = config.entry
+    images = torch.randint(256, (count, spec.channels, *spec.size), dtype=torch.uint8, generator=generator)
+    labels = torch.randint(spec.num_classes, (count,), generator=generator)
+    batches = Batches(Split(images, labels).to(device), spec, config.test_batch_size)
+    stepper, schedule = _stepper(config, device), _test_schedule(config)
+    for _ in range(2 if device.type == "cuda" else 0):  # compiled, recorded
+        stepper.evaluate(batches, schedule)
+    return TESTED / count * _median(lambda: stepper.evaluate(batches, schedule), 3, device)
 
 
 def naive_seconds(config: Config, device: torch.device) -> float:
@@ -118,8 +140,12 @@ def _config(name: str, device: torch.device) -> Config:
     return config
 
 
-def _iterations(config: Config) -> int:
-    return Pace.starting(config.settle, config.free.iterations).iterations
+def _pace(config: Config) -> Pace:
+    return Pace.starting(config.settle, config.free.iterations)
+
+
+def _test_schedule(config: Config) -> Schedule:
+    return replace(config.free, iterations=_pace(config).for_test(config.settle, config.free.iterations))
 
 
 def _stepper(config: Config, device: torch.device) -> Stepper:

@@ -140,3 +140,19 @@ def test_the_core_imports_torch_numpy_and_safetensors_only():
 def test_help_and_version_work_as_a_module():
     for words in (["--help"], ["train", "--help"], ["--version"]):
         assert subprocess.run([sys.executable, "-m", "ebl", *words], capture_output=True, check=True).stdout
+
+
+def test_bench_measures_steps_and_tests_beside_the_naive_definition(capsys, monkeypatch):
+    monkeypatch.setattr("ebl.bench.PRESETS", ("quick",))
+    main(["bench", "--device", "cpu", "--repeats", "1", "--json"])
+    found = json.loads(capsys.readouterr().out)
+    (row,) = found["steps"]
+    # two products for the pair of hidden layers (16 to 32 channels, 3x3, maps of 14x14), two for the readout (32 maps of 7x7)
+    products = 2 * 2 * 50 * (14 * 14 * 16 * 32 * 9 + 32 * 7 * 7 * 10)
+    assert row["tflops_per_second"] * row["milliseconds"] * 1e9 == pytest.approx(products * (12 + 2 * 8))
+    assert row["ratio"] == pytest.approx(row["naive_milliseconds"] / row["milliseconds"])
+    assert row["share_of_ceiling"] == pytest.approx(row["tflops_per_second"] / found["ceiling_tflops_per_second"])
+    assert row["test_iterations"] == row["free_iterations"] == 12
+    assert 10 < row["test_seconds"] / (1e-3 * row["milliseconds"]) < 1000  # 200 batches of 12 iterations; a step has 28
+    main(["bench", "--device", "cpu", "--repeats", "1"])
+    assert "s a test" in capsys.readouterr().out
