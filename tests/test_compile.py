@@ -1,4 +1,4 @@
-"""The Hopper kernels compile for sm_90 on any machine: no GPU is needed for that."""
+"""The kernels compile for GPUs on any machine: Gluon's for sm_90, Triton's for sm_80, the readout for both."""
 
 import json
 import os
@@ -9,10 +9,10 @@ import pytest
 
 triton = pytest.importorskip("triton")
 
-if not triton.__version__.startswith("3.6."):  # the kernels are Gluon's, whose interface still moves
+if not triton.__version__.startswith("3.6."):  # Gluon's interface, and the compiler's, still move
     pytest.skip(f"Triton {triton.__version__} is not 3.6", allow_module_level=True)
 
-SCRIPT = """
+GLUON = """
 import json, sys
 import triton
 from triton.backends.compiler import GPUTarget
@@ -70,7 +70,48 @@ def weight(size, warps):
     constants = dict(HO=size, WO=size, K=3, PAD=1, BB=height, WW=width, BM=rows, BN=128, S=3)
     compiled(hopper.weight_kernel, pair | {"out": "*fp32", "chunks": "i32", "N": "i32", "C": "i32"}, constants, warps)
 
-eval(sys.argv[1])
+exec(sys.argv[1])
+"""
+TRITON = """
+import json, sys
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+from ebl.engine.deviation import LEAST, LIMIT, SCALE, _deviation_kernel
+from ebl.engine.kernels import _update_kernel
+from ebl.engine.readout import _readout_kernel
+
+HALVES = ("x", "w", "hi", "lo", "slack", "d", "behind", "u", "du")
+SHAPE = dict(CIN=128, N=256, PER_TAP=128, K=3, PAD=1)
+
+def compiled(kernel, t="*fp16", halves=HALVES, unaligned=("omega",), capabilities=(80,), **constants):
+    signature, aligned = {}, {}
+    for i, name in enumerate(kernel.arg_names):
+        kind = "*fp16" if name in halves else t if name == "t" else "*fp32"
+        kind = "i32" if name in ("B", "BASE", "HI", "WI", "HO", "WO") else kind
+        signature[name] = "constexpr" if name in constants else kind
+        if signature[name].startswith("*") and name not in unaligned:
+            aligned[i,] = [["tt.divisibility", 16]]
+    source = ASTSource(kernel, signature, {(kernel.arg_names.index(name),): v for name, v in constants.items()}, aligned)
+    for capability in capabilities:
+        made = triton.compile(source, target=GPUTarget("cuda", capability, 32))
+        print(json.dumps({"cubin": len(made.asm["cubin"]), "mma": "mma" in made.asm["ptx"], "shared": made.metadata.shared}))
+
+def update(mode, average=False, moves=True):
+    how = dict(MODE=mode, AVERAGE=average, NUM_T=int(mode > 0), BIAS=mode == 2, UPDATE=moves, WATCH=moves and mode > 0)
+    compiled(_update_kernel, **SHAPE, HALVES=1, DOWN=False, **how, BM=64, BN=64, BK=32)
+
+def deviation(pools, rest, average=False):
+    how = dict(POOLS=pools, AVERAGE=average, NUM_T=1, BIAS=rest and pools, UPDATE=not rest, REST=rest, HALVES=1 + rest)
+    scales = dict(SCALE=SCALE, LIMIT=LIMIT, LEAST=LEAST)
+    compiled(_deviation_kernel, "*fp32" if rest else "*fp16", **SHAPE, DOWN=not pools, **how, **scales, BM=32, BN=64, BK=32)
+
+def readout(moves, nudged, each, unaligned=()):
+    shape = dict(UNITS=2048, BLOCK=2048, CLASSES=10, CBLOCK=16, UNIT=1 / SCALE)
+    how = dict(MOVES=moves, NUDGED=nudged, AWAY=nudged, EACH=each)
+    compiled(_readout_kernel, halves=("hi", "rest"), unaligned=("omega", *unaligned), capabilities=(80, 90), **shape, **how)
+
+exec(sys.argv[1])
 """
 TWO_ON_A_UNIT, ONE_ON_A_UNIT = 228 * 1024 // 2 - 1024, 227 * 1024  # bytes of shared memory a program may take
 
@@ -95,12 +136,34 @@ TWO_ON_A_UNIT, ONE_ON_A_UNIT = 228 * 1024 // 2 - 1024, 227 * 1024  # bytes of sh
     ids=lambda v: v if isinstance(v, str) else "",
 )
 def test_the_hopper_kernels_compile_and_fit_into_shared_memory(tmp_path, call, most):
-    """In a process of its own, since the interpreter cannot be left; with no cache, so that something is compiled."""
-    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    environment["TRITON_CACHE_DIR"] = str(tmp_path)
-    done = subprocess.run([sys.executable, "-c", SCRIPT, call], env=environment, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr[-2000:]
-    made = json.loads(done.stdout)
+    (made,) = compiled(GLUON, call, tmp_path)
     assert made["cubin"] > 0
     assert made["wgmma"]
     assert made["shared"] <= most
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("kernel", "calls", "product"),
+    [
+        ("update", ("(0)", "(1)", "(2)", "(2, average=True)", "(2, moves=False)"), True),
+        ("deviation", ("(True, False)", "(True, True)", "(False, True)", "(True, False, average=True)"), True),
+        ("readout", ("(False, False, False)", "(True, True, False, ('output', 'bias'))", "(True, False, True)"), False),
+    ],
+)
+def test_the_triton_kernels_compile_for_gpus_before_and_after_hopper(tmp_path, kernel, calls, product):
+    found = compiled(TRITON, "; ".join(kernel + call for call in calls), tmp_path)
+    assert len(found) in (len(calls), 2 * len(calls))
+    for made in found:
+        assert made["cubin"] > 0
+        assert made["mma"] is product
+        assert made["shared"] <= 99 * 1024  # what a program may take on GPUs of consumers
+
+
+def compiled(script, call, cache):
+    """In a process of its own, since the interpreter cannot be left; with no cache, so that something is compiled."""
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    environment["TRITON_CACHE_DIR"] = str(cache)
+    done = subprocess.run([sys.executable, "-c", script, call], env=environment, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr[-2000:]
+    return [json.loads(line) for line in done.stdout.splitlines()]
