@@ -52,10 +52,10 @@ def compare(config: Config, net: Hopfield, x: Tensor, y: Tensor, settling: int =
     if x.device.type == "cuda":
         with torch.backends.cudnn.flags(enabled=True, allow_tf32=True):
             found["tf32"] = gradients(net)
-        if not_fused(config, net) is None:
+        settings = replace(config, batch_size=len(x), precision="fp16")
+        if not_fused(settings, net) is None:
             from ebl.engine.step import FusedStep
 
-            settings = replace(config, batch_size=len(x))
             step = FusedStep(settings, net, torch.optim.SGD(net.parameters(), lr=0.0, momentum=0.9))
             found["fp16"] = step.gradients_from(x, y, tuple(s.float() for s in free.state))
             found[ROUNDED] = found["fp16"]

@@ -327,6 +327,8 @@ class _Run:
         fill(path, dict(self.net.state_dict()), tensors)  # ranks start alike, on whatever machines
         if header:
             self.go_to(path, tensors, header)
+        else:
+            self.stepper.carried = None  # and what the stepper keeps of the parameters is theirs
         return self.ranks.share(self.lines_so_far(out) if self.ranks.first else None)
 
     def go_to(self, path: Path, tensors: dict[str, Tensor], header: dict[str, Any]) -> None:

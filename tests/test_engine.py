@@ -498,14 +498,17 @@ def small_kernels():
     """Name, definition, kernel, what it writes, arguments."""
     from ebl.engine import deviation, readout
 
-    layer = choose.random_deviation(3, (4, 4, 8), UP, CPU)
-    maps, wide = torch.zeros(6, 4, 4, 8).half(), torch.zeros(6, 8, 8, 8).half()
-    where = torch.zeros(6, 4, 4, 8, dtype=torch.uint8)
-    hi, w, bias = torch.zeros(3, 2, 2, 8).half(), torch.zeros(5, 32), torch.zeros(5)
-    one, twice, heard = torch.zeros(3, 5), torch.zeros(6, 5), torch.zeros(1, 6, 2, 2, 8)
-    rest, gap = torch.zeros(6, 2, 2, 8).half(), torch.zeros(6)
-    nudged = (hi, rest, 0.5, w, bias, twice, one, heard, gap, torch.zeros(1), torch.zeros(6, 1), twice)
-    yield "contrast", deviation.contrast, deviation.triton_contrast, (2, 3), (layer, torch.zeros(3), maps, wide)
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")  # on a GPU the kernels are compiled
+
+    def zeros(*shape, dtype=torch.float32):
+        return torch.zeros(shape, dtype=dtype, device=device)
+
+    layer = choose.random_deviation(3, (4, 4, 8), UP, device)
+    maps, wide, rest, hi = (zeros(*s, dtype=torch.float16) for s in ((6, 4, 4, 8), (6, 8, 8, 8), (6, 2, 2, 8), (3, 2, 2, 8)))
+    where = zeros(6, 4, 4, 8, dtype=torch.uint8)
+    w, bias, one, twice, heard, gap = zeros(5, 32), zeros(5), zeros(3, 5), zeros(6, 5), zeros(1, 6, 2, 2, 8), zeros(6)
+    nudged = (hi, rest, 0.5, w, bias, twice, one, heard, gap, zeros(1), zeros(6, 1), twice)
+    yield "contrast", deviation.contrast, deviation.triton_contrast, (2, 3), (layer, zeros(3), maps, wide)
     yield "column sums", gradient.column_sums, gradient.triton_column_sums, (), (maps,)
     yield "spread", gradient.spread, gradient.triton_spread, (2,), (maps, where, wide)
     yield "readout", readout.readout, readout.triton_readout, (5, 7, 8), nudged

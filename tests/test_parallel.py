@@ -131,6 +131,7 @@ def epoch(ranks, path, change, device=CPU):
     """A test, the first step's gradients, all that the epoch moved, the whole carried states, and the sums."""
     config = replace(CONV if path == "fused" else AVERAGE, batch_size=3, **change)
     run = _Run(config, data(), device, ranks)
+    run.optimiser.state.clear()  # on a GPU there is momentum in float32 already
     if path == "fused":
         run.stepper = FusedStep(config, run.net, run.optimiser, ranks)
         run.stepper.evaluator = Evaluator(run.stepper.fused, 4, ranks)

@@ -46,7 +46,7 @@ def make_stepper(config: Config, net: Hopfield, optimiser: torch.optim.SGD, rank
 
 
 def evaluate_as(precision: str, net: Hopfield, batches: Batches, schedule: Schedule) -> dict[str, Any]:
-    """`ebl.steps.evaluate` as a run of this precision does it."""
+    """`ebl.steps.evaluate` on the fastest path that takes the network at this precision."""
     if net.biases[0].device.type != "cuda":
         return evaluate(net, batches, schedule)
     from ebl.engine.available import triton
