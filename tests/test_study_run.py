@@ -164,6 +164,37 @@ def test_a_cell_in_other_hands_is_waited_for_and_taken_over_when_those_let_go(tm
     assert executor.begun == [cells[1].key, cells[0].key]
 
 
+def test_progress_tells_the_runs_that_somebody_works_on_from_those_that_a_queue_keeps(tmp_path, monkeypatch):
+    from ebl.study import runner
+
+    monkeypatch.setattr(runner, "LOOK", -1)
+    cells = tiny_cells(tmp_path, "grid: {rule: [c-ep, n-ep]}")
+    store = make_store(tmp_path / "store", "tiny")
+    first, second = (cell.key for cell in cells)
+
+    class Queue(Inline):
+        held = None
+
+        def start(self, store_folder, keys):
+            self.queued = list(keys)
+            self.held = store.claim(first)
+            assert self.held.__enter__()
+
+        def ended(self):
+            if self.held is None or not told or not told[-1]["epochs"]:
+                return super().ended()
+            self.held.__exit__(None, None, None)
+            self.held = None
+            super().start(store.folder, self.queued)
+            return super().ended()
+
+    told: list[dict] = []
+    run_study(store, cells, Queue(slots=None), watch=lambda e: told.append(e) if e["event"] == "progress" else None, poll=0)
+    busy = next(event for event in told if event["epochs"])
+    assert busy == {"event": "progress", "epochs": {first: 0, second: 0}, "running": [first]}
+    assert told[-1]["running"] == []
+
+
 def test_all_missing_datasets_are_named_before_anything_starts(tmp_path, monkeypatch):
     monkeypatch.setenv("EBL_DATA", str(tmp_path))
     with pytest.raises(InputError) as caught:

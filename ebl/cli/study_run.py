@@ -143,21 +143,21 @@ def _run_shown(store: Store, cells: Sequence[Cell], executor: Executor, retries:
         task = bar.add_task(
             f"{len(done)} of {len(epochs)} runs done", total=sum(epochs.values()), completed=sum(finished.values())
         )
-        running = 0
+        running: set[str] = set()
 
         def tell(event: dict[str, Any]) -> None:
-            nonlocal running
             kind, key = event["event"], event.get("key", "")
             if kind == "progress":
                 finished.update(event["epochs"])
-                running = len(event["epochs"])
+                running.clear()
+                running.update(set(event["running"]) - done)
             if key in names and kind == "done":
                 done.add(key)
                 finished[key] = epochs[key]
-                running -= 1
+                running.discard(key)
             if key in names and (said := _said(event)):
                 bar.console.print(f"{escape(names[key])}: {said}", highlight=False, soft_wrap=True)
-            now = f", {running} running" if running > 0 else ""
+            now = f", {len(running)} running" if running else ""
             bar.update(task, completed=sum(finished.values()), description=f"{len(done)} of {len(epochs)} runs done{now}")
 
         run_study(store, cells, executor, retries=retries, watch=tell)

@@ -20,7 +20,7 @@ from ebl.study.store import Store
 
 Watcher = Callable[[dict[str, Any]], None]
 """Told of the store's events as they come (event, key, and what belongs to it) and, now and then, of `progress` (epochs by
-key)."""
+key, and the keys that somebody works on: others wait in a queue)."""
 
 LOOK = 1.0  # seconds between two looks at what runs, here and elsewhere
 SILENT = 3  # a worker may end without a word when another one has the cell: not more often, though
@@ -140,7 +140,9 @@ class _Running:
             else:
                 continue
             self.elsewhere.discard(key)
-        self.watch({"event": "progress", "epochs": {key: self.store.epochs(key) for key in (*self.started, *self.elsewhere)}})
+        epochs = {key: self.store.epochs(key) for key in (*self.started, *self.elsewhere)}
+        running = [key for key in epochs if self.store.holder(key) is not None]
+        self.watch({"event": "progress", "epochs": epochs, "running": running})
 
     def start(self) -> None:
         """Give the executor as many cells as it takes."""
