@@ -331,6 +331,17 @@ def test_bad_input_is_one_line(capsys, tmp_path, monkeypatch):
     assert "mine holds no runs" in refused(capsys, "mine")
 
 
+def test_lessons_of_several_tables_are_told_apart(capsys, tmp_path):
+    runs = [done(config(name, rule), 0.1) for name in ("table6", "quick") for rule in ("cl", "p-ep")]
+    runs += [done(config("quick", rule, free__iterations=30), 0.2) for rule in ("cl", "p-ep")]
+    for i, run in enumerate(runs):
+        write_run(tmp_path / "runs" / f"{i}", run)
+    main(["report", str(tmp_path / "runs")])
+    lines = capsys.readouterr().out.splitlines()
+    titles = [lines[i - 1] for i, line in enumerate(lines) if line.startswith("1. The rules are alike")]
+    assert titles == ["SVHN with gain 0.7", "Rules and datasets: T = 12, ω = 1.4", "Rules and datasets: T = 30, ω = 1.4"]
+
+
 def test_a_damaged_run_is_named_and_left_out(capsys, tmp_path):
     for i, rule in enumerate(("cl", "c-ep", "n-ep", "p-ep")):
         write_run(tmp_path / f"run{i}", done(config("quick", rule), 0.1))

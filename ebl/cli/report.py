@@ -76,10 +76,11 @@ def _brief(layout: Layout) -> Table:
 def _lessons(report: Report) -> list[str]:
     lines = []
     for found in report.findings[: SHOWN // 10]:
-        where = f" ({found.heading})" if len(report.findings) > 1 and found.heading else ""
+        if len(report.findings) > 1:
+            lines.append(": ".join(filter(None, [found.title, found.heading])))
         for answer in found.answers:
             said = answer.ours_overall or "not in these runs"
-            lines.append(f"{answer.lesson.number}. {answer.lesson.claim}{where}: {said}")
+            lines.append(f"{answer.lesson.number}. {answer.lesson.claim}: {said}")
             lines += [f"   against the paper, {name}: {line}" for name, line in answer.against]
     return lines
 
