@@ -75,6 +75,16 @@ def test_wide_tables_scroll_in_their_own_box(page, browser):
     assert {overflow for _, overflow in boxes} == {"auto"}
 
 
+def test_the_papers_whole_comparison_fits_a_wide_window(browser, tmp_path):
+    spread = [0.9, 1.0, 1.1]  # of train errors too
+    runs = [
+        done(run.config, run.final["test_error"], run.final["train_error"] * spread[i % 3]) for i, run in enumerate(table1())
+    ]
+    _, files = write_report("comparison", runs, tmp_path)
+    browser.open(files[0], 1400, "light")
+    assert browser.run("(e => e.scrollWidth <= e.clientWidth)(document.querySelector('.scroll'))")
+
+
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_every_text_can_be_read(page, browser, scheme):
     browser.open(page, 1280, scheme)
