@@ -272,6 +272,25 @@ def test_merging_copies_what_is_missing_overwrites_nothing_and_can_be_repeated(t
     assert open_store(tmp_path / "new").about["name"] == "tiny"
 
 
+def test_a_run_that_ends_while_it_is_merged_stays_as_it_is(tmp_path, monkeypatch):
+    here, (key, *_) = made(tmp_path / "here", tmp_path)
+    there, _ = made(tmp_path / "there", tmp_path)
+    run_cell(there.folder, key)
+    real = store_module.claimed
+
+    def claimed(path):
+        if path.parent == there.folder / "claims" and not here.is_done(key):
+            run_cell(here.folder, key)  # by another process, just before the target's claim
+            mine.append((here.run_folder(key) / "result.json").stat().st_ino)
+        return real(path)
+
+    mine: list[int] = []
+    monkeypatch.setattr(store_module, "claimed", claimed)
+    assert merge(here.folder, [there.folder]) == {"already here": 1}
+    assert mine == [(here.run_folder(key) / "result.json").stat().st_ino]
+    assert not (here.folder / "set-aside").exists()
+
+
 @pytest.mark.parametrize("name", ["nothing", "folder"])
 def test_merging_refuses_what_is_no_store(tmp_path, name):
     store, _ = made(tmp_path / "store", tmp_path)

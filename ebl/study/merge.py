@@ -48,6 +48,8 @@ def _merge_run(store: Store, target: Store, key: str) -> str | None:
     with store.claim(key) as free, target.claim(key) as mine:
         if not free or not mine:
             return "in use"
+        if target.is_done(key):  # since we looked
+            return "already here"
         beside = goal.with_name(f".{key}.part")
         try:
             shutil.rmtree(beside, ignore_errors=True)
