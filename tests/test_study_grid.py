@@ -163,6 +163,7 @@ def test_values_become_what_their_setting_is(key, value, read):
     ("text", "said"),
     [
         ("a: [", "mine.yaml is no YAML (line"),
+        ("grid: {seed: [0]}\nset: &all {free: *all}", "mine.yaml: set: the settings contain themselves"),
         ("[1, 2]", "mine.yaml is no study"),
         ("", "mine.yaml is no study"),
         ("preset: quick", "neither a grid nor cells"),

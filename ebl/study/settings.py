@@ -51,7 +51,11 @@ def checked(values: object, where: str) -> dict[str, Any]:
     """Settings from outside, by dotted key (or nested), each of its key's type; an error says where they were found."""
     if not isinstance(values, Mapping):
         raise InputError(f"{where}: give settings as `key: value`, such as `epochs: 10`")
-    return {check_key(key, where): check_value(key, value, where) for key, value in flat(values).items()}
+    try:
+        settings = flat(values)
+    except RecursionError:  # an alias of YAML within what it names
+        raise InputError(f"{where}: the settings contain themselves; write them out") from None
+    return {check_key(key, where): check_value(key, value, where) for key, value in settings.items()}
 
 
 def check_key(key: object, where: str) -> str:
