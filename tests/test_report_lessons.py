@@ -173,8 +173,21 @@ def test_rules_are_alike_within_a_point_of_the_best(others, word):
 def test_contradictions_are_pairs_decided_both_ways():
     theirs = judge(WEAK, {"cl": sample(10), "p-ep": sample(20), "p-cpl": sample(11, 5)})
     ours = judge(WEAK, {"cl": sample(30), "p-ep": sample(20), "p-cpl": sample(20)})
-    assert contradictions(ours, theirs) == ["CL − P-EP = +10.00 [+9.77, +10.23], in the paper −10.00 [−10.23, −9.77]"]
-    assert contradictions(theirs, theirs) == []
+    assert contradictions(WEAK, ours, theirs) == ["CL − P-EP = +10.00 [+9.77, +10.23], in the paper −10.00 [−10.23, −9.77]"]
+    assert contradictions(WEAK, theirs, theirs) == []
+
+
+def test_a_rule_surely_alike_on_one_side_and_surely_apart_on_the_other_contradicts():
+    alike = LESSONS[0]
+    theirs = judge(alike, {"cl": sample(0.5), "p-ep": sample(1.7, 0.8), "n-ep": sample(0.4), "c-cpl": sample(3)})
+    ours = judge(alike, {"cl": sample(2), "p-ep": sample(5), "n-ep": sample(0.5), "c-cpl": sample(0.4)})
+    assert contradictions(alike, ours, theirs) == [
+        "C-CpL − CL = −1.60 [−1.83, −1.37], in the paper N-EP − CL = −0.10 [−0.33, +0.13]",
+        "C-CpL the best, in the paper N-EP − C-CpL = −2.60 [−2.83, −2.37]",
+    ]
+    assert contradictions(alike, theirs, theirs) == []
+    once = judge(alike, {rule: sample(error, None, 1) for rule, error in (("cl", 2), ("n-ep", 0.5), ("c-cpl", 0.4))})
+    assert contradictions(alike, once, theirs) == []
 
 
 def test_every_verdict_has_a_meaning_and_a_look():

@@ -73,7 +73,8 @@ def _find(section: Section, group: Group) -> Findings:
     for lesson in LESSONS:
         mine = {dataset: judge(lesson, samples) for dataset, samples in ours.items()}
         papers = {dataset: judge(lesson, samples) for dataset, samples in theirs.items() if samples}
-        against = [(dataset_name(d), line) for d in papers for line in contradictions(mine[d], papers[d]) if lesson.pairs]
+        asked = [dataset for dataset in papers if lesson.where in ("", dataset)]
+        against = [(dataset_name(d), line) for d in asked for line in contradictions(lesson, mine[d], papers[d])]
         answers.append(Answer(lesson, mine, papers, tuple(against)))
     return Findings(section.title, group.heading, tuple(ours), tuple(answers))
 

@@ -6,6 +6,7 @@ interval leaves out 0 and the difference is at least LEAST; they are alike where
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -68,6 +69,12 @@ class Pair:
         if self.outcome in better:
             return f"{rule_name(better[self.outcome])} better"
         return f"{rule_name(lower[self.outcome])} lower, one seed" if self.outcome in lower else self.outcome
+
+    @property
+    def reach(self) -> str:
+        """Where the first is the best of all: whether the second is surely within a point of it."""
+        low, high = self.difference.interval or (-math.inf, math.inf)
+        return "far" if high < -ALIKE else "near" if low > -ALIKE else "open"
 
     def __str__(self) -> str:
         return f"{self.name} = {self.difference}"
@@ -135,14 +142,29 @@ def overall(lesson: Lesson, verdicts: Mapping[str, Verdict]) -> str:
     return f"of {counted(len(pairs), 'pair')}, {counts}; the sign is for it in {lower}"
 
 
-def contradictions(ours: Verdict, papers: Verdict) -> list[str]:
-    """Pairs where both are beyond their spreads, in opposite directions."""
-    theirs = {(pair.first, pair.second): pair for pair in papers.pairs}
+def contradictions(lesson: Lesson, ours: Verdict, papers: Verdict) -> list[str]:
+    """Pairs where both are beyond their spreads, in opposite directions. Where all are claimed to be alike: rules surely within
+    a point of the best on one side, and surely further on the other."""
     found = []
+    if not lesson.pairs:
+        here, there = _reaches(ours), _reaches(papers)
+        for rule in (rule for rule in here if {here[rule][0], there.get(rule, ("", ""))[0]} == {"near", "far"}):
+            found.append(f"{here[rule][1]}, in the paper {there[rule][1]}")
+        return found
+    theirs = {(pair.first, pair.second): pair for pair in papers.pairs}
     for pair in ours.pairs:
         other = theirs.get((pair.first, pair.second))
         if other is not None and {pair.outcome, other.outcome} == {"first", "second"}:
             found.append(f"{pair}, in the paper {other.difference}")
+    return found
+
+
+def _reaches(alike: Verdict) -> dict[str, tuple[str, str]]:
+    """How far each rule is from the best, and how it is told."""
+    found = {pair.second: (pair.reach, str(pair)) for pair in alike.pairs}
+    if any(pair.difference.interval for pair in alike.pairs):
+        best = alike.pairs[0].first
+        found[best] = ("near", f"{rule_name(best)} the best")
     return found
 
 
@@ -168,9 +190,7 @@ def _alike(samples: Samples) -> Verdict:
     span = f"{samples[best].mean:.2f} to {samples[worst.second].mean:.2f} %"
     if any(pair.difference.interval is None for pair in pairs):
         return Verdict("one seed", pairs, span)
-    apart = [rule_name(pair.second) for pair in pairs if pair.difference.interval and pair.difference.interval[1] < -ALIKE]
-    near = [pair for pair in pairs if pair.difference.interval and pair.difference.interval[0] > -ALIKE]
-    unclear = [rule_name(pair.second) for pair in pairs if pair not in near and rule_name(pair.second) not in apart]
+    apart, near, unclear = ([rule_name(p.second) for p in pairs if p.reach == reach] for reach in ("far", "near", "open"))
     if apart:
         return Verdict("apart", pairs, f"{span}; {joined(apart)} over a point from {rule_name(best)}")
     if not unclear:
