@@ -109,7 +109,7 @@ def test_the_rows_of_a_rule_whose_gradient_is_wrong_fail():
     assert len(wrong) == 11
 
 
-def test_energies_that_are_not_minimised_break_the_bounds():
+def test_energies_that_are_not_minimised_break_the_bounds(monkeypatch):
     class Off(ebl.DenseHopfield):
         """Settles its output off the minimum where it is nudged."""
 
@@ -117,6 +117,7 @@ def test_energies_that_are_not_minimised_break_the_bounds():
             found = super().update(k, x, state, boundary, memo)
             return found + 0.5 if isinstance(boundary, ebl.Nudge) and k == len(state) - 1 else found
 
+    monkeypatch.setattr("ebl.theory.phases._check_minimum", lambda *phase: None)  # which would say so
     subject = small_network()
     rows = rows_of(Off((3, 2)).double(), subject.x, subject.y)
     for words in ("dF/dβ", "L_β ≤ C", "C ≤ L_−β", "L_β never rises", "F is concave", "L_±β = C", "L_−β;+β = C"):
@@ -195,6 +196,71 @@ def test_a_wrong_update_does_not_pass_for_a_minimum():
             return 0 * x + 0.2
 
     assert {row.verdict[:34] for row in rows_of(Stuck()).values()} == {"assumption not met: no minimum, fr"}
+
+    class StuckWhere(Parabola):
+        def __init__(self, kind):
+            super().__init__()
+            self.kind = kind
+
+        def init_state(self, x):
+            return x.new_zeros(len(x), 1), x.new_zeros(len(x), 1)
+
+        def energy(self, x, state):
+            h, o = state
+            return (0.5 * (h - self.t * x) ** 2 + 0.5 * (o - h) ** 2).sum(1)
+
+        def update(self, k, x, state, boundary, memo):
+            h, o = state
+            if isinstance(boundary, self.kind):
+                return 0 * x + 0.2
+            return boundary.output(h) if k else (self.t * x + o) / 2
+
+    for kind, phase, of, other in (
+        (ebl.Nudge, "nudged", "ep at", "cl at"),
+        (ebl.Clamp, "clamped", "cpl at", "p-ep at β = 0.25"),
+    ):
+        rows = rows_of(StuckWhere(kind))
+        stuck = [row.verdict for name, row in rows.items() if of in name]
+        assert all(verdict.startswith(f"assumption not met: no minimum, {phase} at β =") for verdict in stuck)
+        assert starting(rows, other).verdict == "holds"
+
+
+def test_a_perturbed_phase_that_rests_on_a_hill_is_no_minimum_and_the_rows_say_so():
+    class Hollow(Parabola):
+        """At the target E = (1/2 - (y - o*)^2) h^2 + h^4 + ... has a hill at h = 0, which by symmetry nothing leaves."""
+
+        def init_state(self, x):
+            return x.new_zeros(len(x), 1), x.new_zeros(len(x), 1)
+
+        def energy(self, x, state):
+            h, gap = state[0], state[1] - self.t * x
+            return ((0.5 - gap**2) * h**2 + h**4 + gap**4 + 0.5 * gap**2).sum(1)
+
+    x = torch.tensor([[1.0], [0.6]], dtype=torch.float64)
+    y = 0.7 * x + torch.tensor([[2.0], [-1.5]], dtype=torch.float64)
+    rows = rows_of(Hollow(), x, y)
+    for words, phase in (
+        ("cl at", "clamped at β = 1"),
+        ("p-cpl at β = 1 descends", "clamped at β = 1"),
+        ("n-ep at β = 0.9", "nudged at β = -0.9"),
+    ):
+        assert (
+            starting(rows, words).verdict == f"assumption not met: no minimum, {phase}: it rests where a small push leads lower"
+        )
+    for words in ("p-cpl at β = 0.25 misses", "n-cpl at β = 0.25 misses", "p-ep at β = 0.25", "dF/dβ"):
+        assert starting(rows, words).verdict == "holds", words
+    with pytest.raises(theory.AssumptionError, match="no minimum, clamped at β = 1"):
+        theory.contrastive_function(Hollow(), x, y)
+
+
+def test_an_update_that_runs_away_is_not_taken_for_an_energy_that_falls():
+    class Away(Parabola):
+        def update(self, k, x, state, boundary, memo):
+            return 1 - 2 * state[0]
+
+    assert {row.verdict for row in rows_of(Away()).values()} == {
+        "assumption not met: no convergence, free: the state runs away, and its energy does not fall"
+    }
 
 
 def test_kinks_within_the_finite_difference_are_said():

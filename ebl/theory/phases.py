@@ -109,34 +109,44 @@ def in_float64(net: N, own: bool = False) -> N:
 
 
 def settle(p: Problem, phases: Iterable[Phase], starts: States | None = None, begin: State | None = None) -> States:
-    """Where the phases settle, the free one among them: from `starts`, or from the free state, and that from `begin`."""
-    phases = list(phases)
-    found = {FREE_PHASE: _relax(p, [FREE_PHASE], FREE, p.x, starts[FREE_PHASE] if starts else begin)}
+    """Where the phases settle, the free one among them: from `starts`, where they were seen to be minima, or from the
+    free state, and that from `begin`."""
+    phases, starts = list(phases), starts or {}
+    found = {FREE_PHASE: _relax(p, [FREE_PHASE], FREE, p.x, starts.get(FREE_PHASE, begin))}
     free = found[FREE_PHASE]
-    if starts is None:
-        _check_minimum(p, free)
+    if FREE_PHASE not in starts:
+        _check_minimum(p, [FREE_PHASE], FREE, p.x, free)
     for kind in ("nudge", "clamp"):
         group = [q for q in phases if q.boundary == kind and q != FREE_PHASE]
         if group:
-            from_ = [starts[q] if starts else free for q in group]
-            start = tuple(torch.cat(blocks) for blocks in zip(*from_, strict=True))
-            x = torch.cat([p.x] * len(group))
-            together = _relax(p, group, hold(p, group, free[-1]), x, start)
+            start = tuple(torch.cat(blocks) for blocks in zip(*(starts.get(q, free) for q in group), strict=True))
+            x, boundary = torch.cat([p.x] * len(group)), hold(p, group, free[-1])
+            together = _relax(p, group, boundary, x, start)
+            if not all(q in starts for q in group):
+                _check_minimum(p, group, boundary, x, together)
             parts = zip(*(block.chunk(len(group)) for block in together), strict=True)
             found |= dict(zip(group, parts, strict=True))
     return found
 
 
-def _check_minimum(p: Problem, free: State) -> None:
+def _check_minimum(p: Problem, group: Sequence[Phase], boundary: Boundary, x: Tensor, state: State) -> None:
     """An error where a small push leads lower: a relaxation rests at a maximum too, or where a wrong update keeps it."""
     generator = torch.Generator().manual_seed(0)
-    limits = [pair or (-torch.inf, torch.inf) for pair in bounds_of(p.net, len(free))]
-    noise = [PUSH * torch.randn(s.shape, generator=generator, dtype=s.dtype) for s in free]
-    there, back = (tuple((s + way * n).clamp(*b) for s, n, b in zip(free, noise, limits, strict=True)) for way in (1, -1))
-    after = [level(p, FREE_PHASE, s) for s in (there, back, _relax(p, [FREE_PHASE], FREE, p.x, there))]
-    before = level(p, FREE_PHASE, free)
-    if bool((torch.stack(after) < before - HIGHER * (1 + before.abs())).any()):
-        raise AssumptionError("no minimum, free: it rests where a small push leads lower")
+    limits = [pair or (-torch.inf, torch.inf) for pair in bounds_of(p.net, len(state))]
+    noise = [PUSH * torch.randn(s.shape, generator=generator, dtype=s.dtype) for s in state]
+    there, back = (tuple((s + way * n).clamp(*b) for s, n, b in zip(state, noise, limits, strict=True)) for way in (1, -1))
+    if group[0].boundary == "clamp":
+        there, back = ((*s[:-1], state[-1]) for s in (there, back))
+    after = torch.stack([_total(p, boundary, x, s) for s in (there, back, _relax(p, group, boundary, x, there))])
+    before = _total(p, boundary, x, state)
+    lower = (after < before - HIGHER * (1 + before.abs())).any(0).view(len(group), -1).any(1)
+    if bool(lower.any()):
+        raise AssumptionError(f"no minimum, {group[int(lower.int().argmax())]}: it rests where a small push leads lower")
+
+
+def _total(p: Problem, boundary: Boundary, x: Tensor, state: State) -> Tensor:
+    with torch.no_grad():
+        return p.net.energy(x, state) + boundary.energy(state[-1])
 
 
 def hold(p: Problem, group: Sequence[Phase], output: Tensor) -> Boundary:
@@ -166,6 +176,7 @@ def value(p: Problem, loss: Loss, states: States) -> Tensor:
 def _relax(p: Problem, group: Sequence[Phase], boundary: Boundary, x: Tensor, start: State | None) -> State:
     """To the tolerance or not at all. Whoever comes no nearer in two chunks would not get there in `iterations` either."""
     done, best, stuck = 0, torch.inf, 0
+    origin = p.net.init_state(x) if start is None else start
     while True:
         chunk = min(max(p.iterations // CHUNKS, 20), p.iterations - done)
         settled = relax(p.net, x, p.schedule(chunk), start=start, boundary=boundary)
@@ -176,7 +187,9 @@ def _relax(p: Problem, group: Sequence[Phase], boundary: Boundary, x: Tensor, st
             return start
         phase = group[int(residual.view(len(group), -1).amax(1).argmax())]
         if not all(bool((s.abs() < FAR).all()) for s in start):
-            raise AssumptionError(f"no minimum, {phase}: the energy falls without end")
+            if bool((_total(p, boundary, x, start) < _total(p, boundary, x, origin)).any()):
+                raise AssumptionError(f"no minimum, {phase}: the energy falls without end")
+            raise AssumptionError(f"no convergence, {phase}: the state runs away, and its energy does not fall")
         stuck = stuck + 1 if worst > best / 2 else 0
         best = min(best, worst)
         if done >= p.iterations or stuck == 2:

@@ -92,7 +92,7 @@ class Settled:
                 self.lost[q] = self.lost[FREE_PHASE]
                 continue
             try:
-                self.states[q] = settle(self.p, [q], {FREE_PHASE: self.free, q: self.free})[q]
+                self.states[q] = settle(self.p, [q], {FREE_PHASE: self.free})[q]
             except AssumptionError as error:
                 self.lost[q] = str(error)
 
