@@ -8,7 +8,7 @@ from torch import nn
 import ebl
 from ebl import theory
 from ebl.theory.phases import FREE_PHASE, Problem, problem, settle
-from ebl.theory.stiffness import times_stiffness
+from ebl.theory.stiffness import output_response, times_stiffness
 
 
 class Quadratic(nn.Module):
@@ -134,6 +134,24 @@ def test_the_stiffness_of_coupled_and_curved_hidden_units_is_that_of_a_dense_sol
         )
         schur = H[7:, 7:] - H[7:, :7] @ torch.linalg.inv(H[:7, :7]) @ H[:7, 7:]
         near(times_stiffness(net, x, state, v)[b], schur @ v[b])
+
+
+def test_what_moves_the_output_is_that_of_the_closed_form():
+    net, x, g = Quadratic(), torch.randn(3, 4, dtype=torch.float64), torch.randn(3, 2, dtype=torch.float64)
+    state = settle(problem(net, x, g), [])[FREE_PHASE]
+    (found,) = output_response(net, x, state, g)
+    wide = torch.cat([torch.zeros(3, 3, dtype=torch.float64), g], 1)
+    near(found, x.T @ torch.linalg.solve(net.hessian, wide.T).T)  # of g . (H^-1 W^T x)_o
+
+
+def test_units_at_a_bound_move_no_output():
+    net = dense((3, 8, 2), gains=1.5, seed=3)
+    x, g = inputs(net, batch=5)[0], torch.randn(5, 2, dtype=torch.float64)
+    schedule = ebl.Schedule(500, tolerance=1e-14)
+    free = ebl.relax(net, x, schedule).state
+    truth = finite_differences(net, lambda: float((g * ebl.relax(net, x, schedule, start=free).state[-1]).sum()))
+    found = torch.cat([t.flatten() for t in output_response(net, x, free, g)])
+    assert relative(found, truth) < 1e-7
 
 
 def test_ep_descends_the_surrogate_that_free_energy_gives():

@@ -263,6 +263,17 @@ def test_an_update_that_runs_away_is_not_taken_for_an_energy_that_falls():
     }
 
 
+def test_an_update_that_autograd_cannot_follow_settles_all_the_same():
+    class Detached(Parabola):
+        @torch.no_grad()
+        def update(self, k, x, state, boundary, memo):
+            boundary_beta = torch.as_tensor(getattr(boundary, "beta", 0.0)).view(-1, 1)
+            target = getattr(boundary, "target", 0.0)
+            return (self.a * self.t * x + boundary_beta * target) / (self.a + boundary_beta)
+
+    assert {row.verdict for row in rows_of(Detached()).values()} == {"holds"}
+
+
 def test_kinks_within_the_finite_difference_are_said():
     class Kink(Parabola):
         """E = a/2 (o - |t| x)^2, with t next to its kink."""
