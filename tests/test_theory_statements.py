@@ -274,6 +274,39 @@ def test_an_update_that_autograd_cannot_follow_settles_all_the_same():
     assert {row.verdict for row in rows_of(Detached()).values()} == {"holds"}
 
 
+@pytest.mark.parametrize(("stiffness", "quartic"), [(500.0, 0.0), (500.0, 100.0), (3e-4, 1e-3)])
+def test_on_stiff_and_soft_energies_smooth_as_they_are_nothing_counts_as_a_kink(stiffness, quartic):
+    class Forced(Parabola):
+        """E = k/2 (h^2 + o^2) - k/4 h o + q (h^4 + o^4) - t x (h + o), with t of the size of k."""
+
+        def __init__(self):
+            super().__init__(stiffness)
+            self.t.data.fill_(0.7 * stiffness)
+
+        def init_state(self, x):
+            return x.new_zeros(len(x), 1), x.new_zeros(len(x), 1)
+
+        def energy(self, x, state):
+            h, o = state
+            pulled = 0.5 * self.a * (h**2 + o**2 - 0.5 * h * o) - self.t * x * (h + o)
+            return (pulled + quartic * (h**4 + o**4)).sum(1)
+
+    rows = rows_of(Forced())
+    assert [row for row in rows.values() if row.verdict == "fails" or "kink" in row.verdict] == []
+    for words in ("dF/dβ", "p-ep at β = 0.25", "p-ep at β = 10", "cl at", *(f"{r}-cpl at β = 0.25 misses" for r in "pnc")):
+        assert starting(rows, words).verdict == "holds", words
+
+
+def test_the_derivative_at_0_is_found_where_the_energy_hardens_with_beta():
+    class Hardens(Parabola):
+        def energy(self, x, state):
+            o = state[0]
+            return (0.5 * self.a * o**2 + 0.3 * self.a * o**4 - self.a * self.t * x * o).sum(1)
+
+    y = torch.tensor([[8.0], [-9.0], [5.0]], dtype=torch.float64)
+    assert starting(rows_of(Hardens(0.05), y=y), "dF/dβ").verdict == "holds"
+
+
 def test_kinks_within_the_finite_difference_are_said():
     class Kink(Parabola):
         """E = a/2 (o - |t| x)^2, with t next to its kink."""
@@ -298,6 +331,28 @@ def test_kinks_within_the_finite_difference_are_said():
     zero = torch.zeros(1, 1, dtype=torch.float64)
     row = starting(rows_of(net, zero, zero + 1), "p-cpl at β = 0.25 misses")
     assert "a kink: units or pools switch along" in row.verdict
+
+    class AtRest(Parabola):
+        """E = h^2/2 - t x h + o^2/2 - u h o with h >= 0: at t = 0 h rests on its bound, and nothing depends on u."""
+
+        bounds = ((0.0, 1.0), None)
+
+        def __init__(self):
+            super().__init__()
+            self.t.data.zero_()
+            self.u = nn.Parameter(torch.tensor(0.7, dtype=torch.float64))
+
+        def init_state(self, x):
+            return x.new_zeros(len(x), 1), x.new_zeros(len(x), 1)
+
+        def energy(self, x, state):
+            h, o = state
+            return (0.5 * h**2 - self.t * x * h + 0.5 * o**2 - self.u * h * o).sum(1)
+
+    x = torch.ones(2, 1, dtype=torch.float64)
+    rows = rows_of(AtRest(), x, 0.3 * x)
+    assert starting(rows, "n-ep at β = 0.25").verdict.endswith("switch along 1 of 2 directions within ±1e-05")
+    assert [row for row in rows.values() if "nan" in row.verdict or "inf" in row.verdict] == []
 
 
 def test_kinks_in_beta_are_said():
@@ -343,6 +398,16 @@ def test_where_nothing_moves_the_output_coupled_learning_has_nothing_to_miss():
         assert row.verdict == "assumption not met: the term that it misses vanishes here"
         assert row.measured < 1e-8
     assert "fails" not in {row.verdict for row in rows.values()}
+
+    class Kinked(Parabola):
+        """The same with a kink in t, which takes the finite differences off the estimate."""
+
+        def energy(self, x, state):
+            return (0.5 * (1 + self.t + (self.t - 0.7).relu()) * (state[0] - x) ** 2).sum(1)
+
+    row = starting(rows_of(Kinked()), "p-cpl at β = 0.25 does not descend")
+    assert row.measured > 0.1
+    assert row.verdict == "assumption not met: the term that it misses vanishes here"
 
 
 def test_what_rounding_hides_is_no_verdict():

@@ -22,7 +22,7 @@ PULLS = (0.01, 0.1, 0.25, 0.5, 1.0, 3.0, 10.0, 100.0)
 PUSHES = (0.01, 0.1, 0.25, 0.5, 0.75, 0.9)
 SMALL = (4e-3, 2e-3, 1e-3)  # halved each time, for orders; less on a soft energy
 COARSE = 1e-2  # a tolerance that rounding may not exceed
-NEAR = (1e-3, 5e-4)  # for the derivative at 0; less on a soft energy
+NEAR = (2e-4, 1e-4)  # for the derivative at 0; less on a soft energy
 
 
 @dataclass(frozen=True)
