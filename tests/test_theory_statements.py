@@ -11,6 +11,8 @@ from torch import nn
 import ebl
 from ebl import theory
 from ebl.theory.differences import directions, moved, projected, slopes
+from ebl.theory.kinks import pattern
+from ebl.theory.minima import several_minima
 from ebl.theory.phases import FREE_PHASE, Phase, contrast, problem, settle
 from ebl.theory.rules import loss_of
 from ebl.theory.statements import PULLS, PUSHES, make_row, order_of
@@ -171,6 +173,27 @@ def test_several_minima_are_found_and_said():
         assert starting(rows, words).verdict.startswith("assumption not met: several minima: 2 from 9 starts"), words
     for words in ("L_β ≤ C", "C ≤ L_−β", "p-ep at β = 0.25 descends", "n-ep at β = 0.25 descends"):  # of the one it is in
         assert starting(rows, words).verdict == "holds", words
+
+
+def test_minima_of_one_energy_are_told_apart_by_their_outputs():
+    class Symmetric(Parabola):
+        def energy(self, x, state):
+            o = state[0]
+            return (o**4 / 4 - o**2 / 2 + 0 * self.t).sum(1)  # minima at ±1, both at -1/4
+
+    p = problem(Symmetric(), torch.ones(2, 1, dtype=torch.float64), torch.zeros(2, 1, dtype=torch.float64))
+    states = settle(p, [], begin=(torch.full((2, 1), 0.5, dtype=torch.float64),))
+    assert several_minima(p, states, [FREE_PHASE]) == "several minima: 2 from 9 starts, free"
+
+
+def test_a_pattern_tells_both_bounds_from_what_is_between():
+    class Bounded(Parabola):
+        bounds = ((-1.0, 2.0),)
+
+    x = torch.zeros(3, 1, dtype=torch.float64)
+    p = problem(Bounded(), x, x)
+    (found,) = pattern(p, (torch.tensor([[-1.0], [0.0], [2.0]], dtype=torch.float64),))
+    assert found.flatten().tolist() == [-1, 0, 1]
 
 
 def test_a_free_phase_that_rests_on_a_hill_is_no_minimum_and_the_rows_say_so():
