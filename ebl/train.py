@@ -256,7 +256,7 @@ class _Run:
         totals, means = sums.tolist(), means_of(sums)
         if not math.isfinite(means["cost"] + means["residual"]):
             raise self.diverged("cost", means["cost"])
-        if self.config.settle is not None and self.step % LOOK == 0:
+        if self.config.settle is not None and self.step % min(LOOK, self.training.steps) == 0:
             self.pace.look(totals[0], totals[4], self.config.settle, self.config.free.iterations)
         return means
 
@@ -411,12 +411,12 @@ def _collapsed(lines: list[dict[str, Any]], data: Dataset) -> bool:
 
 def _warn(config: Config, lines: list[dict[str, Any]], data: Dataset, collapsed_before: bool) -> bool:
     """Say once that free phases do not settle, once that the network collapsed; whether it has."""
-    unsettled = [line["free_residual"] > config.residual_warning for line in lines]
+    unsettled = [line["free_residual"] > _unsettled_above(config, line) for line in lines]
     if unsettled[-1] and not any(unsettled[:-1]):
         log.warning(
-            "free phases do not settle: mean residual %.2g in epoch %d, above %.2g; use more --free.iterations (now %d) "
-            "or --omega 1.5",
-            *(lines[-1]["free_residual"], lines[-1]["epoch"], config.residual_warning, config.free.iterations),
+            "free phases do not settle: mean residual %.2g in epoch %d, above %.2g; use more --free.iterations (now %d)%s",
+            *(lines[-1]["free_residual"], lines[-1]["epoch"], _unsettled_above(config, lines[-1]), config.free.iterations),
+            " or --omega 1.5" if config.free.omega == 1 else "",
         )
     saturated = [max(line["saturation"], default=0.0) > SATURATED for line in lines]
     if saturated[-1] and not any(saturated[:-1]):
@@ -437,6 +437,13 @@ def _warn(config: Config, lines: list[dict[str, Any]], data: Dataset, collapsed_
             "the run ends (--stop-on-collapse)" if config.stop_on_collapse else "the run goes on (see --stop-on-collapse)",
         )
     return collapsed
+
+
+def _unsettled_above(config: Config, line: dict[str, Any]) -> float:
+    """The mean residual above which an epoch's free phases did not settle: the wanted one where they took all they may."""
+    if config.settle is None or line["free_iterations"] < config.free.iterations:
+        return config.residual_warning
+    return min(config.residual_warning, config.settle)
 
 
 def _now() -> str:

@@ -87,6 +87,14 @@ def test_settling_towards_a_fixed_point_finds_the_iterations_it_takes():
     assert 0.8 ** (pace.iterations - 3) > WANTED
 
 
+def test_a_run_of_short_epochs_looks_once_in_each(tmp_path):
+    """Ten steps, fewer than there are between two looks."""
+    config = dataclasses.replace(SMALL, rule="c-ep", epochs=3, batch_size=4, settle=1e-9, free=Schedule(30, 1.4))
+    train(config, tmp_path, dataset=few())
+    used = [line["free_iterations"] for line in read_lines(tmp_path / "metrics.jsonl")]
+    assert FIRST == used[0] < used[1] < used[2]
+
+
 @pytest.mark.parametrize("settle", [1e-9, 0.02], ids=["rises", "falls"])
 def test_a_run_that_settles_resumes_to_the_bit_with_its_pace(tmp_path, monkeypatch, settle):
     monkeypatch.setattr("ebl.train.LOOK", 4)  # ten steps an epoch: two looks, and some steps after them

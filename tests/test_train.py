@@ -321,7 +321,29 @@ def test_an_unsettled_free_phase_is_a_warning_with_a_remedy(tmp_path, caplog):
         train(config, tmp_path / "run", dataset=few())
     warnings = [r.getMessage() for r in caplog.records if "settle" in r.getMessage()]
     assert len(warnings) == 1
-    assert "--free.iterations (now 2)" in warnings[0]
+    assert "--free.iterations (now 2) or --omega 1.5" in warnings[0]
+
+
+def test_free_phases_that_take_all_they_may_and_stay_above_the_wanted_residual_are_told_of(tmp_path, caplog):
+    wants = dataclasses.replace(SMALL, epochs=1, start="zeros", residual_warning=1.0, settle=1e-9)
+    with caplog.at_level(logging.WARNING, logger="ebl"):
+        train(dataclasses.replace(wants, free=Schedule(40, 1.4)), tmp_path / "may", dataset=few())  # may take more yet
+        assert not caplog.records
+        train(wants, tmp_path / "run", dataset=few())
+    (told,) = [r.getMessage() for r in caplog.records]
+    assert "above 1e-09; use more --free.iterations (now 8)" in told
+    assert "--omega" not in told  # it is over-relaxed already
+
+
+def test_a_layer_that_saturates_is_a_warning_once(tmp_path, caplog):
+    model = dataclasses.replace(SMALL.model, gains=(0.8, 4.0, 4.0))  # the layers above drive each other up
+    config = dataclasses.replace(SMALL, epochs=2, model=model, optimiser=Optimiser(rates=(1e-6,)), residual_warning=1e9)
+    with caplog.at_level(logging.WARNING, logger="ebl"):
+        result = train(config, tmp_path / "run", dataset=few())
+    shares = result["final"]["saturation"]
+    assert max(shares) > 0.5
+    (told,) = [r.getMessage() for r in caplog.records]
+    assert told.startswith(f"layer {shares.index(max(shares)) + 1} saturates: {100 * max(shares):.0f} % of its units")
 
 
 @pytest.mark.slow
