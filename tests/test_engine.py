@@ -22,7 +22,7 @@ from ebl.engine.fused import Fused
 from ebl.engine.graphs import Graphs
 from ebl.engine.kernels import CLAMP, POOL, STORE, Update, layer_update
 from ebl.engine.sgd import Sgd
-from ebl.engine.step import FusedStep
+from ebl.engine.step import EVALUATION_BATCH, FusedStep, evaluation_batch
 from ebl.models.hopfield import DenseHopfield
 from ebl.presets import preset
 from ebl.relax import Schedule, relax
@@ -71,6 +71,8 @@ def an_epoch(run: _Run) -> None:
         replace(CONV, rule="r-ep", start="carry"),
         replace(CONV, rule="cl", start="zeros"),
         replace(CONV, rule="p-ep", start="carry"),
+        replace(CONV, rule="n-ep", start="carry"),
+        replace(CONV, rule="p-cpl", start="zeros"),
         replace(CONV, free=Schedule(12, "chebyshev:0.8", "even-first"), nudged=Schedule(6, 1.0, "even-first")),
         replace(DEEP, rule="c-ep"),
         replace(DEEP, rule="n-cpl", start="zeros"),
@@ -109,7 +111,7 @@ def test_an_epoch_of_fused_steps_trains_as_plain_ones_do(config):
 def test_fused_evaluation_agrees_with_the_plain_one(config, monkeypatch):
     monkeypatch.setattr("ebl.engine.step.EVALUATION_BATCH", 16)  # 20 images: the second batch is short
     plain, fused = both(config)
-    for schedule in (config.free, Schedule(7, 1.0), config.free):
+    for schedule in (config.free, Schedule(7, 1.0), Schedule(7, 1.5), config.free):
         a, b = (run.stepper.evaluate(plain.tests["test"], schedule) for run in (plain, fused))
         assert a.keys() == b.keys()
         assert b["cost"] == pytest.approx(a["cost"], rel=1e-3)
@@ -117,6 +119,15 @@ def test_fused_evaluation_agrees_with_the_plain_one(config, monkeypatch):
         assert b["error"] == pytest.approx(a["error"], abs=1.1 / 20)
         assert b["iterations"] == a["iterations"] == schedule.iterations
         assert b["saturation"] == pytest.approx(a["saturation"], abs=2e-3)
+    assert len(fused.stepper.evaluator.x) == 16
+
+
+def test_an_evaluation_takes_no_more_examples_than_32_bits_tell_apart():
+    assert evaluation_batch([(16, 16, 128), (8, 8, 256), (4, 4, 512), (2, 2, 512)]) == EVALUATION_BATCH
+    large = (256, 256, 128)
+    most = evaluation_batch([(1, 1, 8), large])
+    units = 4 * 256 * 256 * 128
+    assert most * units <= 2**31 - 1 < (most + 1) * units
 
 
 @pytest.mark.parametrize("config", NETWORKS.values(), ids=NETWORKS)

@@ -7,6 +7,7 @@ device until they are asked for. With several ranks it is two graphs, before and
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -174,8 +175,8 @@ class FusedStep:
 class Evaluator:
     """Settles a test set from zeros in batches of its own."""
 
-    def __init__(self, fused: Fused, batch: int = EVALUATION_BATCH, ranks: Ranks = ALONE):
-        device = fused.device
+    def __init__(self, fused: Fused, batch: int | None = None, ranks: Ranks = ALONE):
+        device, batch = fused.device, batch or evaluation_batch(fused.shapes)
         self.ranks = ranks
         self.fused, self.phase = fused, fused.phase(batch)
         self.graphs = Graphs(device)
@@ -220,3 +221,8 @@ class Evaluator:
         for k, (layer, link) in enumerate(zip(phase.layers, fused.net.links[:-1], strict=True)):
             full = (layer.hi.float() + layer.lo.float() >= 1).sum((1, 2, 3)) / torch.Size(link.shape).numel()
             self.saturated[k] += (full * self.there).sum()
+
+
+def evaluation_batch(shapes: Sequence[tuple[int, int, int]]) -> int:
+    """The best number of examples, or as many as can be told apart by 32 bits in the layers' unpooled maps."""
+    return max(1, min(EVALUATION_BATCH, (2**31 - 1) // max(4 * h * w * c for h, w, c in shapes)))
