@@ -248,6 +248,22 @@ def test_gradients_from_a_state_are_the_rules_in_float64(config, rule):
 
 
 @pytest.mark.parametrize("order", ["odd-first", "even-first"])
+def test_after_perturbed_phases_every_unpooled_map_is_that_of_the_states_as_they_are(order):
+    """From a random state one iteration moves so much that other positions win."""
+    model = Model(hidden=(6, 5, 9), gains=(0.6,))
+    config = replace(DEEP, model=model, nudged=Schedule(1, 1.4, order), free=Schedule(1, 1.4, order))
+    net = build_network(config)
+    step = FusedStep(config, net, torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9))
+    x, y = torch.randn(config.batch_size, *net.input_shape), torch.arange(config.batch_size) % 10
+    step.gradients_from(x, y, tuple(torch.rand_like(s) for s in net.init_state(x)))
+    for k in (1, 2):
+        below, layer = step.perturbed.layers[k - 1 : k + 1]
+        found = layer.du.clone()
+        deviation_update(step.fused.ops[k], below.d, step.fused.weights[k - 1], None, layer, None)
+        assert torch.equal(found, layer.du)
+
+
+@pytest.mark.parametrize("order", ["odd-first", "even-first"])
 @pytest.mark.parametrize(("rule", "iterations", "omega"), [("tbp", 1, 1.0), ("tbp", 5, 1.4), ("rbp", 1, 1.4), ("rbp", 4, 1.0)])
 @pytest.mark.parametrize("config", NETWORKS.values(), ids=NETWORKS)
 def test_the_adjoint_is_the_plain_paths_in_float64_after_any_number_of_iterations(config, rule, iterations, omega, order):

@@ -479,7 +479,7 @@ def test_the_triton_weight_gradient_follows_its_definition_and_autograd(shape, p
         torch.testing.assert_close(value.sum(0), truth, rtol=1e-5, atol=1e-4)
 
 
-@pytest.mark.parametrize("shape", [(3, 4, 5, 12), (2, 1, 1, 7), (700, 4, 4, 5)])
+@pytest.mark.parametrize("shape", [(3, 4, 5, 12), (2, 1, 1, 7), (700, 4, 4, 5), (600, 1, 1, 4100)])
 def test_the_triton_column_sums_follow_their_definition(shape):
     v = randn(*shape).half()
     right = v.double().sum((0, 1, 2)).float()
