@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import fields, replace
-from functools import partial
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -190,8 +190,12 @@ def _hopper_tiles(op: Update, x: Tensor, w: Tensor, deviation: bool = False) -> 
 
 
 def _hopper(device: torch.device) -> bool:
-    if device.type != "cuda" or torch.cuda.get_device_capability(device) != (9, 0):
-        return False
+    return device.type == "cuda" and torch.cuda.get_device_capability(device) == (9, 0) and _gluon()
+
+
+@cache
+def _gluon() -> bool:
+    """Whether the kernels for Hopper GPUs can be had; said once where not."""
     try:
         import ebl.engine.hopper  # noqa: F401
     except Exception as fault:  # a Triton without Gluon, or with another one
