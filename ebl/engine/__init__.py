@@ -1,7 +1,8 @@
 """The fast paths on a GPU, and which one a run takes.
 
 fp16   the fused kernels (see `step`): Hopfield networks, 16-bit products, float32 sums; TBP and RBP only where asked for
-tf32   the plain path recorded as CUDA graphs (see `captured`), with TF32 convolutions: every rule
+tf32   the plain path, recorded as CUDA graphs unless a tolerance or R-EP's signs are looked at (see `captured`), with TF32
+       convolutions: every rule
 fp32   the same without TF32
 """
 
@@ -40,7 +41,7 @@ def make_stepper(config: Config, net: Hopfield, optimiser: torch.optim.SGD, rank
             from ebl.engine.step import FusedStep
 
             return FusedStep(config, net, optimiser, ranks)
-        log.info("the fused kernels do not take this run (%s): the plain path is used, recorded, with TF32 convolutions", why)
+        log.info("the fused kernels do not take this run (%s): the plain path is used, with TF32 convolutions", why)
         precision = "tf32"
     return CapturedStep(config, net, optimiser, precision == "tf32", ranks)
 
