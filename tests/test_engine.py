@@ -170,6 +170,26 @@ def test_a_step_from_a_restored_state_is_the_step_that_would_have_followed(confi
         assert torch.allclose(p, q, rtol=0, atol=1e-8)  # a state on a tie may split otherwise; without the state: 2e-5
 
 
+@pytest.mark.parametrize("start", ["carry", "zeros"])
+def test_a_restored_run_has_the_16_bit_weights_of_its_checkpoint(tmp_path, start):
+    config = replace(DEEP, start=start)
+    _, fused = both(config)
+    for x, y in fused.training.epoch(0):
+        fused.train_step(x, y)
+    fused.save(tmp_path)
+    (tmp_path / "nothing").mkdir()
+    for there, kept in ((tmp_path, fused), (tmp_path / "nothing", None)):
+        _, other = both(config)
+        with torch.no_grad():
+            other.net.weights[1].add_(1.0)  # as ranks that start fresh take over the first one's
+        other.restore(there)
+        right = Fused((kept or other).net)
+        for a, b in zip(
+            [*other.stepper.fused.halves, other.stepper.fused.readout], [*right.halves, right.readout], strict=True
+        ):
+            assert torch.equal(a, b)
+
+
 @pytest.mark.parametrize("config", NETWORKS.values(), ids=NETWORKS)
 @pytest.mark.parametrize("order", ["odd-first", "even-first"])
 def test_a_relaxation_from_zeros_forgets_the_one_before(config, order):
@@ -219,6 +239,15 @@ def test_a_short_batch_starts_at_zero_and_its_empty_places_count_for_nothing():
     for p, q in zip(wide.net.parameters(), narrow.net.parameters(), strict=True):
         torch.testing.assert_close(p, q, rtol=1e-5, atol=1e-6)  # sums over more places round otherwise
     torch.testing.assert_close(wide.stepper.totals, narrow.stepper.totals, rtol=1e-4, atol=1e-6)
+
+
+def test_gradients_that_are_not_finite_show_in_the_sums(monkeypatch):
+    _, fused = both(CONV)
+    contrasts = fused.stepper.contrasts
+    right = contrasts.gradients
+    monkeypatch.setattr(contrasts, "gradients", lambda *args: [torch.nan * g for g in right(*args)])
+    fused.stepper.step(*next(fused.training.epoch(0)), 5, torch.Generator())
+    assert not bool(torch.isfinite(fused.stepper.totals).all())
 
 
 @pytest.mark.parametrize("rule", ["c-ep", "p-ep", "c-cpl"])
