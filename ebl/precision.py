@@ -5,6 +5,7 @@ Equilibria are plural, so all start their perturbed phases from the same free eq
 from __future__ import annotations
 
 import copy
+import logging
 from dataclasses import dataclass, replace
 
 import torch
@@ -18,6 +19,8 @@ from ebl.models.hopfield import Hopfield
 from ebl.relax import Schedule, relax
 from ebl.rules import RULES, as_target
 from ebl.types import Settled
+
+log = logging.getLogger("ebl")
 
 ROUNDED = "fp16, against float64 with 16-bit weights"  # what is left once the weights' own rounding is set aside
 
@@ -53,7 +56,10 @@ def compare(config: Config, net: Hopfield, x: Tensor, y: Tensor, settling: int =
         with torch.backends.cudnn.flags(enabled=True, allow_tf32=True):
             found["tf32"] = gradients(net)
         settings = replace(config, batch_size=len(x), precision="fp16")
-        if not_fused(settings, net) is None:
+        why = not_fused(settings, net)
+        if why is not None:
+            log.info("without fp16: the fused kernels do not take this network (%s)", why)
+        else:
             from ebl.engine.step import FusedStep
 
             step = FusedStep(settings, net, torch.optim.SGD(net.parameters(), lr=0.0, momentum=0.9))
