@@ -163,6 +163,8 @@ def test_values_become_what_their_setting_is(key, value, read):
     ("text", "said"),
     [
         ("a: [", "mine.yaml is no YAML (line"),
+        ("grid:\n  seed: [0, 1]\n  rule: [cl]\n  seed: [2]", "mine.yaml: seed (lines 2 and 4) is there twice"),
+        ("set: {epochs: 1}\ngrid: {seed: [0]}\nset: {beta: 1}", "mine.yaml: set (lines 1 and 3) is there twice"),
         ("grid: {seed: [0]}\nset: &all {free: *all}", "mine.yaml: set: the settings contain themselves"),
         ("[1, 2]", "mine.yaml is no study"),
         ("", "mine.yaml is no study"),

@@ -87,11 +87,14 @@ def parse_study(text: str, name: str, where: str) -> Study:
     import yaml
 
     try:
+        twice = _key_twice(yaml.compose(text, Loader=yaml.SafeLoader))
         found = yaml.safe_load(text)
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         line = f" (line {mark.line + 1}: {getattr(error, 'problem', '')})" if mark is not None else ""
         raise InputError(f"{where} is no YAML{line}: see ebl/study/studies/quick.yaml for one") from error
+    if twice:
+        raise InputError(f"{where}: {twice} is there twice: give it once")
     if not isinstance(found, dict):
         raise InputError(f"{where} is no study: give keys such as preset and grid (see ebl/study/studies/quick.yaml)")
     for key in found:
@@ -113,6 +116,31 @@ def parse_study(text: str, name: str, where: str) -> Study:
     if not cells:
         raise InputError(f"{where}: no cell is left: every one is skipped by an override")
     return Study(title, str(found.get("description", "")), distinct(cells))
+
+
+def _key_twice(root: Any) -> str:
+    """A key that a mapping of a YAML tree has twice, with its lines; empty if there is none."""
+    import yaml
+
+    seen: set[int] = set()
+    left = [root]
+    while left:
+        node = left.pop()
+        if id(node) in seen or not isinstance(node, yaml.CollectionNode):
+            continue
+        seen.add(id(node))
+        if isinstance(node, yaml.MappingNode):
+            lines: dict[str, int] = {}
+            for key, value in node.value:
+                left.append(value)
+                if isinstance(key, yaml.ScalarNode):
+                    line = key.start_mark.line + 1
+                    if key.value in lines:
+                        return f"{key.value} (lines {lines[key.value]} and {line})"
+                    lines[key.value] = line
+        else:
+            left += node.value
+    return ""
 
 
 def distinct(cells: Iterable[Cell]) -> tuple[Cell, ...]:
