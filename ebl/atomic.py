@@ -51,10 +51,22 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
     if not path.exists():
         return []
     try:
-        lines = [json.loads(line) for line in path.read_text(encoding="utf-8").split("\n")[:-1]]
+        lines = path.read_text(encoding="utf-8").split("\n")[:-1]
+        found = _all_at_once(lines)
+        if len(found) != len(lines):  # one of them is none by itself
+            found = [json.loads(line) for line in lines]
     except ValueError as error:
         raise InputError(f"{path} is damaged ({error}): restore it, or train again in another folder") from error
-    return [line for line in lines if isinstance(line, dict)]
+    return [line for line in found if isinstance(line, dict)]
+
+
+def _all_at_once(lines: list[str]) -> list[Any]:
+    """What the lines hold, half as long as one by one takes; empty if they are no JSON."""
+    try:
+        found: list[Any] = json.loads(f"[{','.join(lines)}]")
+    except ValueError:
+        return []
+    return found
 
 
 def read_json(path: Path) -> dict[str, Any]:
