@@ -10,17 +10,16 @@ from ebl.study.cell import run_cell
 from ebl.study.executor import Ended
 from ebl.study.grid import Cell, parse_study
 
-TINY = """
-set:
-  model: {kind: dense, hidden: [4], gains: 0.8}
-  free.iterations: 5
-  nudged.iterations: 3
-  batch_size: 10
-  epochs: 2
-  optimiser.rates: 0.05
-  augment: false
-  residual_warning: 1.0
-"""
+TINY = {
+    "model": "{kind: dense, hidden: [4], gains: 0.8}",
+    "free.iterations": 5,
+    "nudged.iterations": 3,
+    "batch_size": 10,
+    "epochs": 2,
+    "optimiser.rates": 0.05,
+    "augment": "false",
+    "residual_warning": 1.0,
+}
 
 
 def tiny_data(folder: Path) -> Path:
@@ -35,8 +34,8 @@ def tiny_data(folder: Path) -> Path:
 
 
 def tiny_yaml(folder: Path, more: str = "grid: {seed: [0, 1], rule: [cl, c-ep]}", **settings: object) -> str:
-    lines = "".join(f"  {key}: {value}\n" for key, value in {"dataset": tiny_data(folder), **settings}.items())
-    return TINY + lines + more + "\n"
+    lines = "".join(f"  {key}: {value}\n" for key, value in {**TINY, "dataset": tiny_data(folder), **settings}.items())
+    return f"set:\n{lines}{more}\n"
 
 
 def tiny_cells(folder: Path, more: str = "grid: {seed: [0, 1], rule: [cl, c-ep]}", **settings: object) -> tuple[Cell, ...]:
