@@ -233,6 +233,18 @@ def test_runs_are_spread_over_the_gpus_and_over_the_cores(monkeypatch):
 # for real: processes
 
 
+@pytest.mark.slow
+def test_runs_that_share_a_gpu_are_fresh_processes_side_by_side(tmp_path, monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    cells = tiny_cells(tmp_path, "grid: {seed: [0, 1]}")  # on the CPU, where those of a GPU would be
+    executor, seen = OnLocal(Local(processes=2), "cuda"), []
+    assert executor.context.get_start_method() == "spawn"
+    watch = lambda event: seen.append([worker.gpu for worker in executor.workers.values()])  # noqa: E731
+    outcome = run_study(make_store(tmp_path / "store", "tiny"), cells, executor, watch=watch)
+    assert (sorted(outcome.done), outcome.failed) == (sorted(c.key for c in cells), {})
+    assert ["0", "0"] in seen
+
+
 def test_killed_workers_are_started_again_and_two_studies_share_one_store_each_cell_done_once(tmp_path):
     cells = tiny_cells(tmp_path, "grid: {seed: [0, 1, 2], rule: [cl, c-ep]}", epochs=15)
     store = make_store(tmp_path / "store", "tiny")
