@@ -125,6 +125,9 @@ def sweep(
                 moved[k], target = autograd_update(net, k, x, state, boundary, memo, omega)
             else:
                 target = closed_form(k, x, state, boundary, memo)
+                if getattr(target, "shape", None) != s.shape:
+                    got = f"shape {tuple(target.shape)}" if isinstance(target, Tensor) else repr(target)
+                    raise InputError(f"update({k}, ...) gives {got}: return block {k}'s minimiser, {tuple(s.shape)}")
                 moved[k] = target if omega == 1 else torch.lerp(s, target, omega)
                 limits = bounds[k]
                 if omega > 1 and limits is not None:
@@ -180,6 +183,17 @@ def check_start(net: Energy, x: Tensor, start: State | None, boundary: Boundary)
     if not len(x):
         raise InputError("x is an empty batch: give at least one example")
     state = net.init_state(x)
+    for k, s in enumerate(state):
+        if s.dim() < 2 or not s.numel():
+            raise InputError(
+                f"block {k} of init_state has shape {tuple(s.shape)}: use (B, units), as x.new_zeros(len(x), 1) is"
+            )
+    pairs = bounds_of(net, len(state))
+    if len(pairs) != len(state):
+        raise InputError(f"bounds has {len(pairs)} entries for {len(state)} blocks: give (low, high) or None for each block")
+    for k, pair in enumerate(pairs):
+        if pair is not None and not pair[0] < pair[1]:
+            raise InputError(f"bounds[{k}] = {pair}: give (low, high) with low below high, or None")
     if start is not None:
         want, got = [tuple(s.shape) for s in state], [tuple(s.shape) for s in start]
         if want != got:

@@ -206,6 +206,22 @@ def test_given_starts_are_used():
     torch.testing.assert_close(ebl.relax(net, x, 4, start=half.state).state[0], ebl.relax(net, x, 7).state[0])
 
 
+class Shaped(torch.nn.Module):
+    """An energy of one block, with any attributes."""
+
+    def __init__(self, shape=(1,), **attributes):
+        super().__init__()
+        self.shape = shape
+        for name, value in attributes.items():
+            setattr(self, name, value)
+
+    def init_state(self, x):
+        return (x.new_zeros(len(x), *self.shape),)
+
+    def energy(self, x, state):
+        return (0.5 * state[0] ** 2).flatten(1).sum(1)
+
+
 @pytest.mark.parametrize(
     ("act", "words"),
     [
@@ -220,6 +236,13 @@ def test_given_starts_are_used():
         (lambda n, x: ebl.relax(n, x * float("nan")), ["x holds 20 values", "NaN"]),
         (lambda n, x: ebl.relax(n, x.float()), ["torch.float32", "torch.float64"]),
         (lambda n, x: ebl.relax(n, x[:, :3]), ["(4, 3)", "(batch, 5)"]),
+        (lambda n, x: ebl.relax(Shaped(()), x), ["block 0", "shape (4,)", "(B, units)"]),
+        (lambda n, x: ebl.relax(Shaped((0,)), x), ["block 0", "shape (4, 0)", "(B, units)"]),
+        (lambda n, x: ebl.relax(Shaped(bounds=(None, None)), x), ["bounds has 2 entries for 1 blocks", "None for each"]),
+        (lambda n, x: ebl.relax(Shaped(bounds=((1.0, 0.0),)), x), ["bounds[0] = (1.0, 0.0)", "low below high"]),
+        (lambda n, x: ebl.relax(Shaped(update=lambda k, *_: None), x), ["update(0, ...) gives None", "(4, 1)"]),
+        (lambda n, x: ebl.relax(Shaped(update=lambda k, *_: torch.zeros(())), x), ["update(0, ...) gives shape ()", "(4, 1)"]),
+        (lambda n, x: ebl.estimate_gradients(Shaped((1, 2)), x, x[:, 0].long()), ["labels", "(4, 1, 2)", "give targets"]),
         (lambda n, x: ebl.relax(n, x, start=n.init_state(x[:2])), ["start has shapes", "None for zeros"]),
         (lambda n, x: ebl.relax(n, x, start=tuple(s - 1 for s in n.init_state(x))), ["start[0]", "outside [0, 1]"]),
         (lambda n, x: ebl.relax(n, x, start=tuple(s * float("nan") for s in n.init_state(x))), ["start[0]", "NaN"]),

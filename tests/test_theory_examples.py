@@ -8,7 +8,8 @@ from torch import nn
 
 import ebl
 from ebl.models.counterexamples import CoupledLossRises, SquaredErrorRises
-from ebl.theory.counterexamples import NINE, coupled_steps, steps
+from ebl.theory import counterexamples
+from ebl.theory.counterexamples import NINE, Step, coupled_steps, statements_on_counterexamples, steps
 from ebl.theory.landscape import SEVEN, TARGET, WINDOW, Landscape, seven_rules
 from ebl.theory.settling import Course, courses
 
@@ -41,6 +42,22 @@ def test_a_step_of_coupled_learning_raises_the_squared_error_by_exactly_so_much(
     for rate, seen in zip(RATES, steps("squared-error", rule, RATES, beta), strict=True):
         assert seen.theta == pytest.approx([rate, rate], rel=1e-9)
         assert seen.squared_error == pytest.approx(2 * rate + 10 * rate**2, rel=1e-9)
+
+
+def test_the_rows_on_the_examples_are_the_algebra_and_a_wrong_step_fails(monkeypatch):
+    squared, order, least, cl = statements_on_counterexamples()
+    assert squared.measured < 1e-9
+    assert order.measured == pytest.approx(2, abs=0.02)  # -7 d^2 beside -2 d, with d = -eta (1 - 2 beta)
+    d = -1e-3 * (1 - 2 * 0.45)  # the beta next to 1/2 is the one that changes L1 the least
+    assert least.measured == pytest.approx((-2 * d - 7 * d**2 - 4 * d**3) / 2e-3, rel=1e-6)
+    assert cl.measured == pytest.approx((-2e-3 - 7e-6 - 4e-9) / 2e-3, rel=1e-6)
+    assert [row.verdict for row in (squared, order, least, cl)] == ["holds"] * 4
+
+    def reversed_steps(*args):
+        return [Step(-s.squared_error, -s.l1, s.theta) for s in steps(*args)]
+
+    monkeypatch.setattr(counterexamples, "steps", reversed_steps)
+    assert [row.verdict for row in statements_on_counterexamples()] == ["fails"] * 4
 
 
 def ep_way(b):

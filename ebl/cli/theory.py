@@ -127,7 +127,7 @@ def _show(part: report.Part) -> None:
     table = Table(*part.head, box=SIMPLE_HEAD)
     colours = {"holds": "green", "fails": "red"}
     for row in part.rows:
-        colour = colours.get(row[-1], "yellow" if row[-1].startswith("assumption") else "")
+        colour = colours.get(row[-1], "yellow" if row[-1].startswith(("assumption", "not")) else "")
         table.add_row(*row[:-1], f"[{colour}]{row[-1]}[/]" if colour else row[-1])
     wide.print(part.title, highlight=False, soft_wrap=True)
     wide.print(table)

@@ -38,7 +38,9 @@ def autograd_update(
         before = total(s)
         if before.shape != (len(x),):
             raise InputError(f"energy has shape {tuple(before.shape)} for {len(x)} examples: return one number for each, (B,)")
-        (g,) = torch.autograd.grad(before.sum(), s, create_graph=True)
+        g = torch.zeros_like(s)  # of a block without a part in the energy
+        if before.requires_grad:
+            (g,) = torch.autograd.grad(before.sum(), s, create_graph=True, allow_unused=True, materialize_grads=True)
     before, gd, sd = before.detach(), g.detach(), s.detach()
     blocked = ((sd <= low) & (gd > 0)) | ((sd >= high) & (gd < 0))  # at a bound, and pushed against it
     step = 1 / _curvature(g, s, memo, k)

@@ -135,6 +135,8 @@ def as_target(y: Tensor, output: Tensor) -> Tensor:
         if not bool(torch.isfinite(y).all()):
             raise InputError("y holds values that are NaN or infinite: clean the targets before training")
         return y.to(output)
+    if output.dim() != 2:
+        raise InputError(f"y holds labels, but the output has shape {tuple(output.shape)}: give targets of that shape")
     num_classes = output.shape[1]
     if y.shape != output.shape[:1]:
         raise InputError(f"y has shape {tuple(y.shape)}: give one label for each of the {len(output)} examples")

@@ -28,6 +28,8 @@ OMEGA = 1.5
 FAR = 1e9  # whoever gets there falls for ever
 PUSH = 1e-5  # off an equilibrium, to see whether it is a minimum
 HIGHER = 1e-8  # an energy that is: relative
+NEAR = 1e-7  # an equilibrium's whereabouts, in parts of its size: beyond, the energy may not fall on
+SLOPE = 1e-10  # of an energy, above what rounding leaves of it
 CHUNKS = 50  # in which a relaxation is watched: with a halving of the residual in each, 40 lead to 1e-12
 
 N = TypeVar("N")
@@ -35,6 +37,10 @@ N = TypeVar("N")
 
 class AssumptionError(InputError):
     """An assumption of the theory does not hold here: nothing settles, or where it settles is no strict minimum."""
+
+
+class TooSmallError(AssumptionError):
+    """What a statement is about is there, but too small for float64."""
 
 
 @dataclass(frozen=True)
@@ -74,8 +80,10 @@ class Problem:
     tolerance: float
     iterations: int
 
-    def schedule(self, iterations: int | None = None) -> Schedule:
-        return Schedule(iterations or self.iterations, OMEGA, tolerance=self.tolerance)
+    def schedule(self, iterations: int | None = None, near: State | None = None) -> Schedule:
+        """As far as the tolerance, in parts of the sizes of a state near where it ends."""
+        size = 1.0 if near is None else float(sizes(near).min())
+        return Schedule(iterations or self.iterations, OMEGA, tolerance=size * self.tolerance)
 
 
 def problem(
@@ -139,9 +147,40 @@ def _check_minimum(p: Problem, group: Sequence[Phase], boundary: Boundary, x: Te
         there, back = ((*s[:-1], state[-1]) for s in (there, back))
     after = torch.stack([_total(p, boundary, x, s) for s in (there, back, _relax(p, group, boundary, x, there))])
     before = _total(p, boundary, x, state)
-    lower = (after < before - HIGHER * (1 + before.abs())).any(0).view(len(group), -1).any(1)
+    lower = (after < before - HIGHER * (1 + before.abs())).any(0) | _falls_on(p, boundary, x, state, there, limits)
+    lower = lower.view(len(group), -1).any(1)
     if bool(lower.any()):
         raise AssumptionError(f"no minimum, {group[int(lower.int().argmax())]}: it rests where a small push leads lower")
+
+
+def _falls_on(
+    p: Problem, boundary: Boundary, x: Tensor, state: State, there: State, limits: list[tuple[float, float]]
+) -> Tensor:
+    """For each example, whether the energy's slope is hardly less a small step downhill, or leads on at `there`, where it was
+    pushed. No constant in the energy hides that, and where the energy has a kink the slope turns."""
+    moving = len(state) - isinstance(boundary, Clamp)
+
+    def slopes(s: State) -> list[Tensor]:
+        """Where units can follow them."""
+        with torch.enable_grad():
+            at = tuple(v.detach().requires_grad_(k < moving) for k, v in enumerate(s))
+            total = (p.net.energy(x, at) + boundary.energy(at[-1])).sum()
+            if not moving or not total.requires_grad:
+                return [torch.zeros_like(v) for v in s[:moving]]
+            found = torch.autograd.grad(total, at[:moving], allow_unused=True, materialize_grads=True)
+        held = [((v <= low) & (g > 0)) | ((v >= high) & (g < 0)) for v, g, (low, high) in zip(s, found, limits, strict=False)]
+        return [torch.where(h, 0.0, g) for h, g in zip(held, found, strict=True)]
+
+    def dot(a: Sequence[Tensor], b: Sequence[Tensor]) -> Tensor:
+        return sum(((u * v).flatten(1).sum(1) for u, v in zip(a, b, strict=True)), x.new_zeros(len(x), dtype=torch.float64))
+
+    slope = slopes(state)
+    steepness = dot(slope, slope).sqrt()
+    step = NEAR * (1 + dot(state, state).sqrt()) / steepness.clamp_min(SLOPE)
+    moved = [(s - per_example(step, s) * g).clamp(*b) for s, g, b in zip(state, slope, limits, strict=False)]
+    on = (steepness > SLOPE) & (dot(slopes((*moved, *state[moving:])), slope) > steepness.square() / 2)
+    push = [a - b for a, b in zip(there, state, strict=True)][:moving]
+    return on | (dot(slopes(there), push) < -SLOPE * dot(push, push).sqrt())
 
 
 def _total(p: Problem, boundary: Boundary, x: Tensor, state: State) -> Tensor:
@@ -173,19 +212,26 @@ def value(p: Problem, loss: Loss, states: States) -> Tensor:
     return torch.stack([weight * level(p, q, states[q]) for q, weight in loss.items()]).sum(0)
 
 
+def sizes(state: State) -> Tensor:
+    """Of each example's largest block, at least 1: residuals are measured in parts of them."""
+    return torch.stack([s.flatten(1).square().mean(1).sqrt() for s in state]).amax(0).clamp_min(1.0)
+
+
 def _relax(p: Problem, group: Sequence[Phase], boundary: Boundary, x: Tensor, start: State | None) -> State:
     """To the tolerance or not at all. Whoever comes no nearer in two chunks would not get there in `iterations` either."""
     done, best, stuck = 0, torch.inf, 0
     origin = p.net.init_state(x) if start is None else start
     while True:
         chunk = min(max(p.iterations // CHUNKS, 20), p.iterations - done)
-        settled = relax(p.net, x, p.schedule(chunk), start=start, boundary=boundary)
-        start, done = settled.state, done + settled.iterations
-        residual = settled.residual.nan_to_num(torch.inf)
+        settled = relax(p.net, x, p.schedule(chunk, start), start=start, boundary=boundary)
+        before, start, done = start or origin, settled.state, done + settled.iterations
+        residual = (settled.residual / sizes(start)).nan_to_num(torch.inf)
         worst = float(residual.max())
         if worst <= p.tolerance:
             return start
         phase = group[int(residual.view(len(group), -1).amax(1).argmax())]
+        if any(bool(s.isnan().any()) for s in start):
+            raise AssumptionError(f"no convergence, {phase}: the state is NaN after {done} iterations")
         if not all(bool((s.abs() < FAR).all()) for s in start):
             if bool((_total(p, boundary, x, start) < _total(p, boundary, x, origin)).any()):
                 raise AssumptionError(f"no minimum, {phase}: the energy falls without end")
@@ -193,4 +239,8 @@ def _relax(p: Problem, group: Sequence[Phase], boundary: Boundary, x: Tensor, st
         stuck = stuck + 1 if worst > best / 2 else 0
         best = min(best, worst)
         if done >= p.iterations or stuck == 2:
+            limits = [pair or (-torch.inf, torch.inf) for pair in bounds_of(p.net, len(start))]
+            far = tuple((s + FAR * (s - b)).clamp(*pair) for s, b, pair in zip(start, before, limits, strict=True))
+            if bool((_total(p, boundary, x, far) < _total(p, boundary, x, start) - FAR**0.5).any()):
+                raise AssumptionError(f"no minimum, {phase}: the energy falls without end")
             raise AssumptionError(f"no convergence, {phase}: residual {worst:.0e} after {done} iterations")

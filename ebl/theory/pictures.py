@@ -10,6 +10,7 @@ from ebl.theory.landscape import SevenRules
 from ebl.theory.settling import Course
 
 LOWERED, RAISED = "#14807a", "#cf5a14"
+STRIDE = 3  # of the arrows that show a step of o*
 TITLES = {
     "cl": "CL", "p-ep": "P-EP", "n-ep": "N-EP", "c-ep": "C-EP", "p-cpl": "P-CpL", "n-cpl": "N-CpL", "c-cpl": "C-CpL",
 }  # fmt: skip
@@ -29,12 +30,12 @@ def draw_seven_rules(seen: SevenRules, path: Path) -> Path:
         ax.plot(*zip(panel.free, seen.target, strict=True), linestyle=(0, (2, 2)), color="0.2", linewidth=0.9)
         for point, label, up in ((panel.raised, r"$o_{-\beta}$", True), (panel.lowered, r"$o_\beta$", False)):
             if point not in (panel.free, seen.target):
-                _mark(ax, point, "o", 5.5, label, -8 if up else 12)
+                _mark(ax, point, "o", 5.5, label, (-8, -15) if up else (13, 2))
             _force(ax, point, up)
         _mark(ax, panel.free, "*", 12, r"$o_\bigstar$")
         _mark(ax, seen.target, "X", 7.5, "$y$")
-        if max(abs(a - b) for a, b in zip(panel.moved, panel.free, strict=True)) > 0.1:  # else the star hides it
-            ax.annotate("", panel.moved, panel.free, arrowprops=_way("black"), zorder=5)
+        end = [a + STRIDE * (b - a) for a, b in zip(panel.free, panel.moved, strict=True)]
+        ax.annotate("", end, panel.free, arrowprops=_way("black"), zorder=6)
         ax.set(xticks=[], yticks=[], aspect="auto", title=title)
     _key(axes[1, 0], seen.beta)
     return _save(figure, path)
@@ -63,11 +64,14 @@ def draw_squared_error_example(
     t1, t2 = np.meshgrid(np.linspace(-0.6, 0.5, 150), np.linspace(-0.95, 0.4, 150))
     levels = [0.1, 0.25, 0.5, 0.75, 1, 1.5, 2, 3, 4]
     shown = left.contour(t1, t2, (1 + t2) ** 2 + (t1 + 2 * t2) ** 2, levels=levels, colors="0.65", linewidths=0.7)
-    left.clabel(shown, fontsize=7, fmt="%g")
+    at_left = [(-0.5, -(((level - 1.25) / 5) ** 0.5)) for level in (1.5, 2, 3, 4)]
+    left.clabel(shown, fontsize=7, fmt="%g", manual=[*at_left, (0.4, -0.05), (0.4, -0.14)])
     for name, (d1, d2) in ways.items():
         colour, aside = (RAISED, (6, 2)) if "CpL" in name else (LOWERED, (6, -8))
         left.annotate("", (0.2 * d1, 0.2 * d2), (0, 0), arrowprops=_way(colour))
-        left.annotate(name, (0.2 * d1, 0.2 * d2), aside, textcoords="offset points", fontsize=9, color=colour)
+        left.annotate(
+            name, (0.2 * d1, 0.2 * d2), aside, textcoords="offset points", fontsize=9, color=colour, path_effects=[_halo()]
+        )
     left.plot(0, 0, "o", color="black", markersize=5)
     left.annotate(r"$\theta_0$", (0, 0), (-14, 4), textcoords="offset points", fontsize=11)
     left.set(xlabel=r"$\theta_1$", ylabel=r"$\theta_2$", title=r"$\|o_\bigstar - y\|^2$ and the rules' steps, $\eta$ = 0.2")
@@ -91,11 +95,10 @@ def draw_l1_example(ways: dict[str, float], betas: Sequence[float], changes: Seq
     left.plot(theta, theta**2, "--", color="0.4", label=r"$\|o_\bigstar - y\|^2$")
     left.axvline(1, color="0.6", linewidth=0.8, linestyle=":")
     for i, (name, way) in enumerate(ways.items()):
-        height = 0.74 - 0.1 * i
+        height = 0.36 - 0.06 * i  # under both curves
         left.annotate("", (1 + 0.2 * way, height), (1, height), arrowprops=_way(LOWERED if way > 0 else RAISED))
         left.annotate(name, (1, height), (6 if way < 0 else -6, 0), textcoords="offset points", fontsize=8,
-                      ha="left" if way < 0 else "right", va="center",
-                      bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.5})  # fmt: skip
+                      ha="left" if way < 0 else "right", va="center")  # fmt: skip
     left.set(xlabel=r"$\theta = o_\bigstar$", title=r"the losses, and steps from $\theta_0$ = 1, $\eta$ = 0.2")
     _finish(left)
     right.plot(betas, [1 - 2 * b for b in betas], color=RAISED, label=r"$1 - 2\beta$")
@@ -139,14 +142,20 @@ def _way(colour: str) -> dict[str, Any]:
     return {"arrowstyle": "-|>", "linewidth": 1.8, "color": colour, "shrinkA": 0, "shrinkB": 0, "mutation_scale": 12}
 
 
+def _halo() -> Any:
+    from matplotlib.patheffects import withStroke
+
+    return withStroke(linewidth=3, foreground="white")
+
+
 def _levels() -> list[float]:
     """Of energies that lie closer at the bottom of the valley."""
     return [0.04 * (k + 0.4) ** 2 for k in range(12)]
 
 
-def _mark(ax: Any, point: Sequence[float], marker: str, size: float, label: str, aside: float = 0) -> None:
+def _mark(ax: Any, point: Sequence[float], marker: str, size: float, label: str, aside: tuple[float, float] = (0, -15)) -> None:
     ax.plot(*point, marker, color="black", markersize=size, markeredgecolor="white", markeredgewidth=0.6, zorder=3)
-    ax.annotate(label, point, (aside, -15), textcoords="offset points", ha="center", fontsize=11)
+    ax.annotate(label, point, aside, textcoords="offset points", ha="center", fontsize=11)
 
 
 def _force(ax: Any, point: Sequence[float], up: bool) -> None:
@@ -172,7 +181,7 @@ def _key(ax: Any, beta: float) -> None:
         _force(ax, (0.06, 0.36 - 0.22 * i), up)
         ax.text(0.14, 0.45 - 0.22 * i, text, va="center", fontsize=10, color=RAISED if up else LOWERED)
     ax.annotate("", (0.11, 0.05), (0.01, 0.05), arrowprops=_way("black"))
-    ax.text(0.14, 0.05, "where $o_\\bigstar$ goes in a step", va="center", fontsize=10)
+    ax.text(0.14, 0.05, f"{STRIDE} times the step that $o_\\bigstar$ takes", va="center", fontsize=10)
 
 
 def _shades() -> Any:

@@ -10,7 +10,7 @@ from torch import Tensor
 from ebl.rules import RULES, estimate_gradients
 from ebl.rules.contrast import Contrast
 from ebl.theory.differences import STEP, Slopes, directions, projected, slopes
-from ebl.theory.phases import FREE_PHASE, AssumptionError, Loss, contrast, level
+from ebl.theory.phases import FREE_PHASE, AssumptionError, Loss, TooSmallError, contrast, level, sizes
 from ebl.theory.statements import Row, Settled, make_row, unresolved
 from ebl.theory.stiffness import output_response
 from ebl.types import State
@@ -116,6 +116,7 @@ class _Check:
     def estimate(self, rule: str, beta: float) -> Tensor:
         """What the rule leaves in .grad, along the directions."""
         p = self.seen.p
+        schedule = p.schedule(near=self.seen.free)
         beta_or_own = None if rule == "cl" else beta
         e = estimate_gradients(
             p.net,
@@ -123,12 +124,13 @@ class _Check:
             p.target,
             rule=rule,
             beta=beta_or_own,
-            free=p.schedule(),
-            nudged=p.schedule(),
+            free=schedule,
+            nudged=schedule,
             cost=p.cost,
             start=self.seen.free,
         )
-        if not bool((e.nudged.residual <= p.tolerance).all()):
+        enough = (p.tolerance * sizes(e.nudged.state)).clamp_min(schedule.tolerance or 0.0)
+        if not bool((e.nudged.residual <= enough).all()):
             raise AssumptionError(f"{rule} does not settle: residual {float(e.nudged.residual.max()):.0e}")
         return self.components()
 
@@ -147,7 +149,7 @@ class _Check:
         output = state[-1].detach().requires_grad_()
         with torch.enable_grad():
             total = self.seen.p.net.energy(self.seen.p.x, (*state[:-1], output)).sum()
-        return torch.autograd.grad(total, output)[0]
+        return torch.autograd.grad(total, output, allow_unused=True, materialize_grads=True)[0]
 
     def components(self) -> Tensor:
         found = [torch.zeros_like(q) if q.grad is None else q.grad for q in self.net.parameters()]
@@ -175,10 +177,12 @@ class _Check:
             elif figure > limit:
                 finer, to = measure((16 * self._slopes(STEP / 4).of(loss) - self.slopes.of(loss)) / 15)
                 figure = min(figure, float(finer.norm()) / size)
-                doubt = self.kink(loss, difference, to, limit) if figure > limit else None
+                doubt = self.kink(loss, difference, to, limit, figure) if figure > limit else None
+        except TooSmallError as error:
+            return make_row(text, where, relation, limit, None, unclear=str(error))
         except AssumptionError as error:
             return make_row(text, where, relation, limit, None, str(error))
-        return make_row(text, where, relation, limit, figure, unresolved(limit) or unmet, doubt)
+        return make_row(text, where, relation, limit, figure, unmet, doubt, unresolved(limit))
 
     def rounding(self, loss: Loss, size: float) -> float:
         """What float64 and unsettled ends leave uncertain of the finite differences, in parts of the gradient."""
@@ -189,11 +193,11 @@ class _Check:
             for q, w in loss.items()
             if q.boundary == "clamp"
         )
-        unsettled = 10 * p.tolerance * max(1.0, pull / size)
+        unsettled = 10 * p.tolerance * max(1.0, pull * float(sizes(self.seen.free).max()) / size)
         return (20 * torch.finfo(torch.float64).eps * terms * len(self.along) ** 0.5 / size + unsettled) / STEP
 
-    def kink(self, loss: Loss, difference: Tensor, to: Tensor, limit: float) -> str | None:
-        """What is not smooth within the finite differences, if something is not."""
+    def kink(self, loss: Loss, difference: Tensor, to: Tensor, limit: float, figure: float) -> str | None:
+        """What is not smooth within the finite differences, if something is not and it can explain the figure."""
         smooth = self.slopes.smooth(loss)
         rough = int((~smooth).sum())
         if rough:
@@ -203,5 +207,5 @@ class _Check:
         coarse, fine = self.slopes, self._slopes(STEP / 4)
         apart = float((coarse.of(loss) - fine.of(loss)).norm() / to.norm())
         sharp = float((coarse.bent(loss) - 4 * fine.bent(loss)).norm() / to.norm())  # 0 where the slope has no jump
-        found = apart > limit / 2 or sharp > 20 * limit
-        return f"a kink: finite differences of two steps are {max(apart, sharp):.0e} apart" if found else None
+        found = (apart > limit / 2 or sharp > 20 * limit) and figure < 4 * max(apart, sharp)
+        return f"a kink or a sharp bend: finite differences of two steps are {max(apart, sharp):.0e} apart" if found else None

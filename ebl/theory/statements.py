@@ -15,7 +15,7 @@ from ebl.costs import SquaredError
 from ebl.models.hopfield import Hopfield
 from ebl.theory.kinks import pattern, switches
 from ebl.theory.minima import several_minima
-from ebl.theory.phases import FREE_PHASE, AssumptionError, Phase, Problem, States, level, settle
+from ebl.theory.phases import FREE_PHASE, AssumptionError, Phase, Problem, States, TooSmallError, level, settle
 from ebl.types import State
 
 PULLS = (0.01, 0.1, 0.25, 0.5, 1.0, 3.0, 10.0, 100.0)
@@ -34,7 +34,7 @@ class Row:
     measured: float | None  # None: it could not be
     relation: str  # of the measured figure to the limit: <= >= >
     limit: float
-    verdict: str  # holds, fails, or "assumption not met: " and which
+    verdict: str  # holds, fails, "assumption not met: " and which, or "not measurable: " and why
 
 
 def make_row(
@@ -45,15 +45,18 @@ def make_row(
     measured: float | None,
     unmet: str | None = None,
     doubt: str | None = None,
+    unclear: str | None = None,
 ) -> Row:
-    """`unmet`: an assumption that does not hold. `doubt`: one that may not, which excuses a figure off the limit."""
+    """`unmet`: an assumption that does not hold. `doubt`: one that may not, which excuses a figure off the limit.
+    `unclear`: why float64 cannot tell."""
     if measured is not None and not math.isfinite(measured):
         measured, unmet = None, unmet or "the energies are not finite numbers"
     good = measured is not None and (
         measured <= limit if relation == "<=" else measured >= limit if relation == ">=" else measured > limit
     )
     excuse = unmet or (None if good else doubt)
-    verdict = f"assumption not met: {excuse}" if excuse else "holds" if good else "fails"
+    verdict = f"not measurable: {unclear}" if unclear else f"assumption not met: {excuse}" if excuse else ""
+    verdict = verdict or ("holds" if good else "fails")
     return Row(statement, where, measured, relation, limit, verdict)
 
 
@@ -82,7 +85,8 @@ class Settled:
             return 1.0
         pulled = self.surrogate(b)
         stiffness = b * pulled / (self.cost - pulled).clamp_min(self.noise / b)
-        return min(1.0, 10 * max(float(stiffness.min()), 1e-6))
+        stiffness = stiffness[self.cost > 1e7 * self.noise]  # whose target is reached has none
+        return min([1.0, *(10 * stiffness.clamp_min(1e-6)).tolist()])
 
     def try_phases(self, phases: Sequence[Phase]) -> None:
         for q in phases:
@@ -114,9 +118,9 @@ class Settled:
         """Of costs and surrogates: the batch's mean cost."""
         cost, energy = float(self.cost.mean()), float(self.F(0.0).abs().mean())
         if cost <= 1e7 * torch.finfo(torch.float64).eps:
-            raise AssumptionError("the target is reached: the cost is zero up to rounding")
+            raise TooSmallError(f"the target is reached: a cost of {cost:.0e} is zero up to rounding")
         if cost <= 1e7 * self.noise:
-            raise AssumptionError(
+            raise TooSmallError(
                 f"a cost of {cost:.0e} is lost in the rounding of energies of {energy:.0e}: leave constants out"
             )
         return cost
@@ -157,7 +161,9 @@ class Settled:
         if count:
             return f"a kink: {count} units or pools switch within β = ±{max(map(abs, betas)):g}"
         coarse, fine = (self._bend(b) for b in self.near)
-        return "a kink: F″ is not the same on both sides of β = 0" if fine > max(0.75 * coarse, 1e-3) else None
+        if fine <= max(0.75 * coarse, 1e-3):
+            return None
+        return "a kink, or a minimum that is flat: F″ is not the same on both sides of β = 0"
 
     def _bend(self, b: float) -> float:
         """How far apart F'' is on both sides of 0, relatively: on a smooth energy that halves with b."""
@@ -253,7 +259,7 @@ def _orders(seen: Settled) -> list[Row]:
 
 def _order(seen: Settled, errors: list[float]) -> float:
     if min(errors) <= 100 * seen.noise * len(seen.p.x) / min(seen.small):
-        raise AssumptionError("surrogate and cost are equal up to rounding: there is no order to fit")
+        raise TooSmallError("surrogate and cost are equal up to rounding: there is no order to fit")
     return order_of(errors)
 
 
@@ -282,7 +288,9 @@ def guarded(
     """A row whose measurement may find that an assumption does not hold."""
     try:
         unclear = unresolved(limit) if relation == "<=" else None
-        return make_row(statement, where, relation, limit, measure(), unclear or unmet(), doubt())
+        return make_row(statement, where, relation, limit, measure(), unmet(), doubt(), unclear)
+    except TooSmallError as error:
+        return make_row(statement, where, relation, limit, None, unclear=str(error))
     except AssumptionError as error:
         return make_row(statement, where, relation, limit, None, str(error))
 

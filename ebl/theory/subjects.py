@@ -158,7 +158,7 @@ def _try(name: str, net: Any, x: Tensor) -> Tensor:
     if len(bad):
         raise InputError(f"energy of {name} is {float(bad[0])} at its init_state: start where it is a finite number")
     slopes = torch.autograd.grad(e.sum(), at, allow_unused=True) if e.requires_grad else (None,)
-    if not hasattr(net, "update") and all(g is None for g in slopes):
+    if all(g is None for g in slopes):
         raise InputError(f"energy of {name} does not depend on the state for autograd: use no detach, no_grad or numpy in it")
     return state[-1]
 
