@@ -185,7 +185,7 @@ def join(timeout: timedelta = TIMEOUT, backend: str | None = None) -> Iterator[R
     """All processes of this run, if torchrun started it; otherwise this one alone.
 
     When one fails they all end, and the first that knows why says so. GPUs talk by NCCL, CPUs by gloo, unless `backend` is
-    given: gloo takes GPUs too, several processes on one even, but is slow there."""
+    given: gloo takes GPUs too, but is slow there."""
     if os.environ.get("WORLD_SIZE", "1") == "1" or "RANK" not in os.environ:
         yield ALONE
         return
@@ -229,7 +229,7 @@ def _talking() -> Iterator[None]:
         yield
     except RuntimeError as error:
         raise InputError(
-            "another process of this run has ended or does not answer: start all of them again, with --resume"
+            f"another process of this run has ended or does not answer ({_line(error)}): start all of them again, with --resume"
         ) from error
 
 

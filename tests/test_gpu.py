@@ -26,6 +26,7 @@ from ebl.models.hopfield import Hopfield
 from ebl.presets import preset
 from ebl.relax import Schedule, relax
 from ebl.rules import RULES, as_target
+from ebl.rules.contrast import Contrast
 from ebl.steps import PlainStep, means_of
 from ebl.types import Settled
 
@@ -162,7 +163,9 @@ def test_ten_fused_steps_train_as_captured_ones_in_float32_do(name, rule, start)
         for step in (fused, plain):
             step.step(x, y, config.free.iterations, torch.Generator().manual_seed(i))
     for p, q, start_value in zip(plain.net.parameters(), fused.net.parameters(), before, strict=True):
-        assert relative(q, p) < 5e-3
+        assert relative(q, p) < (
+            5e-3 if isinstance(RULES[rule], Contrast) else 1e-2
+        )  # an adjoint's units are at a bound or not
         moved = float((p.detach() - start_value).norm())
         assert float((p - q).detach().norm()) < 0.05 * moved
     a, b = (means_of(step.totals) for step in (plain, fused))

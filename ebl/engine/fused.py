@@ -199,7 +199,12 @@ class Fused:
 
     def refresh(self, phase: Phase) -> None:
         """Make ready a state to start from: the unpooled maps of the layers that do not move first, and what the last hidden
-        layer hears, anew from the states and weights as they are."""
+        layer hears, anew from the states and weights as they are. A sum of hi and lo that lies between two values of hi is
+        parted as `load` does it, so that a run goes on in the same way from its checkpoint."""
+        for layer in phase.layers:
+            s = layer.hi.float() + layer.lo
+            layer.hi.copy_(s)
+            layer.lo.copy_(s - layer.hi)
         for k in self.late:
             if phase.layers[k].u is not None:
                 self.kernels.update(self.ops[k], phase.layers[k - 1].hi, self.weights[k - 1], None, phase.layers[k], None)
