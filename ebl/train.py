@@ -198,7 +198,11 @@ class _Run:
         self.tests: dict[str, Batches] = {}
         train = data.train
         if config.val:
-            train, val = held_out(train, config.val / len(train.labels), config.seed)
+            have = len(train.labels)
+            if config.val < have:
+                train, val = held_out(train, config.val / have, config.seed)
+            if config.val >= have or len(val.labels) != config.val:
+                raise InputError(f"val = {config.val}: of {have} training images each class keeps one at least; hold fewer out")
             self.tests["val"] = self.batches(val, config.test_batch_size)
         self.training = self.batches(train, config.batch_size, seed=config.seed, augment=config.augment)
         self.tests["test"] = self.batches(data.test, config.test_batch_size)

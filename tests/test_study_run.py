@@ -89,7 +89,7 @@ def test_what_no_retry_can_mend_is_not_retried(tmp_path):
 
 
 def test_a_collapsed_run_is_a_result_that_is_marked_and_never_tried_again(tmp_path):
-    cells = tiny_cells(tmp_path, "grid: {rule: [c-ep]}", **{"epochs": 4, "optimiser.rates": 1e-12})
+    cells = tiny_cells(tmp_path, "grid: {rule: [c-ep]}", **{"epochs": 4, "optimiser.rates": 1e-12, "optimiser.rate_min": 0})
     store = make_store(tmp_path / "store", "tiny")
     assert run_study(store, cells, Inline(), poll=0).done == [cells[0].key]
     (record,) = store.records()

@@ -291,7 +291,7 @@ def test_a_write_that_fails_leaves_the_old_file(tmp_path, monkeypatch):
 
 
 STUCK = dataclasses.replace(
-    SMALL, rule="c-ep", epochs=5, model=Model(hidden=(4, 6), gains=(1e-9,)), optimiser=Optimiser(rates=(1e-12,))
+    SMALL, rule="c-ep", epochs=5, model=Model(hidden=(4, 6), gains=(1e-9,)), optimiser=Optimiser(rates=(1e-12,), rate_min=0.0)
 )
 
 

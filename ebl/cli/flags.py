@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import itertools
+import re
 from typing import TypeVar
 
 import torch
@@ -21,7 +22,8 @@ console, errors = Console(), Console(stderr=True)
 
 
 def parse(kind: type[T], prog: str, argv: list[str], default: T | None = None) -> T:
-    """tyro's reading of the flags, with its boxed complaints made one line."""
+    """tyro's reading of the flags, with its boxed complaints made one line. `none` may be written as everywhere else."""
+    argv = ["None" if word.lower() == "none" else word for word in argv]
     complaint = io.StringIO()
     try:
         with contextlib.redirect_stderr(complaint):
@@ -38,7 +40,12 @@ def parse(kind: type[T], prog: str, argv: list[str], default: T | None = None) -
         hint = [line for line in lines if line.startswith("--")][:1]
         said = " ".join(itertools.takewhile(lambda line: not line.startswith(("Argument", "Perhaps", "For full")), lines))
         meant = f"; did you mean {hint[0].split()[0]}?" if hint and "nrecognized" in said else ""
-        raise InputError(f"{said}{meant}; see {prog} --help") from None
+        if wrong := re.match(r"Error parsing (\S+?): .*?\['(.*?)'\]", said):
+            said = f"{wrong[1]} {wrong[2]}: give {'a number, or none' if 'FLOAT' in said else 'what this flag takes'}"
+        if wrong := re.match(r"Error parsing (\S+?): invalid literal for int\(\) with base 10: '(.*?)'", said):
+            said = f"{wrong[1]} {wrong[2]}: give a whole number"
+        actions = itertools.takewhile(lambda word: re.fullmatch("[a-z]+", word), argv[: 1 if prog == "ebl study" else 0])
+        raise InputError(f"{said}{meant}; see {' '.join([prog, *actions])} --help") from None
 
 
 def typed(argv: list[str], flag: str) -> str | None:

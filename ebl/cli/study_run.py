@@ -112,7 +112,11 @@ def _cells(args: Run, cells: Sequence[Cell]) -> tuple[Cell, ...]:
             settings[name] = getattr(args, name)
     for key, values in (("rule", args.rules), ("dataset", args.datasets), ("seed", args.seeds)):
         cells = narrowed(cells, key, values)
-    return with_settings(cells, settings)
+    changed = with_settings(cells, settings)
+    if len(changed) < len(cells):
+        told = f"settings given here make {len(cells)} runs of the study {len(changed)}: the others would be the same runs"
+        console.print(told, highlight=False, soft_wrap=True)
+    return changed
 
 
 def _value(text: str) -> object:

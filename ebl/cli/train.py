@@ -62,6 +62,8 @@ def _run(argv: list[str], ranks: Ranks) -> None:
         if args.threads < 1:
             raise InputError(f"--threads {args.threads}: use a positive number, such as 1")
         torch.set_num_threads(args.threads)
+    if not args.checkpoint_seconds >= 0:
+        raise InputError(f"--checkpoint-seconds {args.checkpoint_seconds}: use 0 or more, such as 60")
     if args.omega is not None:
         omega = read_omega(args.omega)
         if typed(argv, "--free.omega") is None:

@@ -85,6 +85,8 @@ def _read_npz(path: Path) -> dict[str, tuple[Images, Labels]]:
     try:
         with np.load(path, allow_pickle=False) as file:
             arrays = {name: file[name] for name in file.files}
+    except PermissionError as error:
+        raise InputError(f"{path} cannot be read ({error.strerror}): check its permissions") from error
     except (OSError, ValueError, EOFError, TypeError, NotImplementedError, zipfile.BadZipFile, zlib.error, KeyError) as error:
         raise InputError(
             f"{path} is no whole .npz of plain arrays: write it with numpy.savez, or give a folder of images"

@@ -154,25 +154,32 @@ def _section(
 def _grid(runs: Sequence[Record]) -> Section:
     """Groups by the whole setting, named by their study's label where that tells them apart, else by what they do not share."""
     groups: dict[Setting, list[Record]] = defaultdict(list)
+    strengths: dict[str, set[float | None]] = defaultdict(set)
     for run in runs:
         groups[setting(run.config)].append(run)
+        strengths[run.config["rule"]].add(beta(run.config))
+    differ = any(len(found) > 1 for found in strengths.values())
     common = shared(groups) if groups else ()
     labels = {words: {run.label for run in found} for words, found in groups.items()}
     often = Counter(label for found in labels.values() for label in found)
     made: list[Group] = []
     for words, found in groups.items():
         label = next(iter(labels[words])) if len(labels[words]) == 1 else ""
-        made += _by_beta(label if label and often[label] == 1 else unlike(words, common), found, {})
+        named = bool(label) and often[label] == 1
+        made += _by_beta(label if named else unlike(words, common), found, {}, differ and not named)
     return Section("grid", "Rules and datasets", tuple(made))
 
 
-def _by_beta(heading: str, runs: Sequence[Record], theirs: Figures) -> list[Group]:
-    """One group, unless a rule was run with several strengths: then one for each, all with the rules that have none."""
+def _by_beta(heading: str, runs: Sequence[Record], theirs: Figures, told: bool = False) -> list[Group]:
+    """One group, unless a rule was run with several strengths: then one for each, all with the rules that have none. `told`:
+    name the strength also where there is one only."""
     strengths: dict[tuple[str, str], set[float | None]] = defaultdict(set)
     for run in runs:
         strengths[run.config["rule"], run.config["dataset"]].add(beta(run.config))
     if all(len(found) == 1 for found in strengths.values()):
-        return [_group(heading, runs, theirs)]
+        only = {b for found in strengths.values() for b in found if b is not None}
+        words = f"β = {min(only):g}" if told and len(only) == 1 else ""
+        return [_group(", ".join(filter(None, [heading, words])), runs, theirs)]
     each = sorted({b for found in strengths.values() for b in found if b is not None})
     named = {b: ", ".join(filter(None, [heading, f"β = {b:g}"])) for b in each}
     return [_group(named[b], [run for run in runs if beta(run.config) in (b, None)], theirs) for b in each]

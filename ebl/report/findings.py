@@ -62,7 +62,7 @@ def find(sections: Iterable[Section]) -> list[Findings]:
         if section.name in ("table1", "table6", "grid")
         for group in section.groups
     ]
-    return [findings for findings in found if findings.datasets]
+    return [findings for findings in found if any(answer.rows for answer in findings.answers)]
 
 
 def _find(section: Section, group: Group) -> Findings:

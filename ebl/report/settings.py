@@ -104,7 +104,7 @@ def _words(config: dict[str, Any]) -> Setting:
     take("rates", f"rate {_few(flat.pop('optimiser.rates'))}")
     names = ("momentum", "weight_decay", "rate_min")
     take("optimiser", *(f"{name.replace('_', ' ')} {_power(flat.pop(f'optimiser.{name}'))}" for name in names))
-    take("epochs", f"{flat.pop('epochs')} epochs")
+    take("epochs", f"{(epochs := flat.pop('epochs'))} epoch{'s' if epochs != 1 else ''}")
     take("batch", f"batch {flat.pop('batch_size')}")
     settle = flat.pop("settle")
     orders = [flat.pop(f"{phase}.order") for phase in ("free", "nudged")]

@@ -45,7 +45,9 @@ def comparison(section: Section) -> Layout:
     under = beside(_SOURCE[section.name]) if section.name in _SOURCE else "under them our best epoch's where that is another"
     note = [f"Error rates (%) of the last epoch, {section.over}; {under}"]
     if section.name not in _SOURCE:
-        note.append(f"All with {described(shared(group.setting for group in section.groups))}")
+        betas = {b for group in section.groups for b in group.betas.values() if b is not None}
+        strength = f", β = {min(betas):g}" if len(betas) == 1 else ""
+        note.append(f"All with {described(shared(group.setting for group in section.groups))}{strength}")
     return Layout(section.name, section.title, (*note, section.hardware), tuple(columns), tuple(blocks))
 
 

@@ -98,7 +98,7 @@ def _epoch_flops(config: Config) -> float:
         )
     net = build_network(config)
     free = _free_iterations(config)
-    steps = ceil((images - config.val) / config.batch_size)
+    steps = ceil(max(images - config.val, 1) / config.batch_size)
     return steps * step_flops(net, config.batch_size, free, config.nudged.iterations) + step_flops(net, tests, free, 0)
 
 

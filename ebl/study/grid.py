@@ -1,7 +1,7 @@
 """What a study is: a name and its cells, read from a YAML file. The built-in ones are such files (`ebl/study/studies`).
 
 description: beta and the number of free iterations
-preset: quick                           # where settings start; Config's defaults if there is none
+preset: quick                           # where settings start; without one ebl.Config's defaults, the paper's large network
 set: {epochs: 10}                       # settings of every cell, by dotted key
 grid:                                   # lists of values; they multiply, the first one varies slowest
   seed: [0, 1]
@@ -105,11 +105,16 @@ def parse_study(text: str, name: str, where: str) -> Study:
     if blocks is not None and not (isinstance(blocks, list) and blocks and all(isinstance(b, dict) for b in blocks)):
         raise InputError(f"{where}: cells = {blocks!r}: give a list of blocks, such as `- {{preset: quick}}`")
     cells: list[Cell] = []
+    met: set[int] = set()
     for i, block in enumerate([{}] if blocks is None else blocks, 1):
         here = where if blocks is None else f"{where}: cells, block {i}"
         for key in block:
             choose(f"{here}: key", str(key), _BLOCK)
-        cells += _expand(_merged(found, block, where), here)
+        cells += _expand(_merged(found, block, where), here, met)
+    for part in (found, *(blocks or ())):
+        for override in part.get("overrides") or ():
+            if id(override) not in met:
+                raise InputError(f"{where}: overrides: no run matches {override['match']}: mend it, or leave the override out")
     title = str(found.get("name", name))
     if not re.fullmatch(r"\w[\w.-]*", title):
         raise InputError(f"{where}: name = {title!r}: use letters, digits, dots, dashes and underscores, as in my-study")
@@ -176,7 +181,8 @@ def _merged(study: dict[str, Any], block: dict[str, Any], where: str) -> dict[st
     return merged
 
 
-def _expand(block: dict[str, Any], where: str) -> Iterator[Cell]:
+def _expand(block: dict[str, Any], where: str, met: set[int]) -> Iterator[Cell]:
+    """The block's cells; the overrides that match one are added to `met`, by id."""
     base = Config()
     if block.get("preset") is not None:
         try:
@@ -189,17 +195,23 @@ def _expand(block: dict[str, Any], where: str) -> Iterator[Cell]:
         check_key(key, f"{where}: grid")
         if not isinstance(values, list) or not values:
             raise InputError(f"{where}: grid: {key} = {values!r}: give a list of at least one value, such as [{values or 0}]")
+        if key in settings:
+            raise InputError(f"{where}: {key} is both in set and in grid: give it once")
         axes[key] = [check_value(key, value, f"{where}: grid") for value in values]
     overrides = [_override(found, f"{where}: overrides, number {i}") for i, found in enumerate(block["overrides"], 1)]
     for values in itertools.product(*axes.values()):
-        yield from _cell(base, settings | dict(zip(axes, values, strict=True)), overrides, block.get("label"), where)
+        chosen = settings | dict(zip(axes, values, strict=True))
+        yield from _cell(base, chosen, overrides, block.get("label"), where, met)
 
 
-def _cell(base: Config, settings: dict[str, Any], overrides: list[dict[str, Any]], label: object, where: str) -> Iterator[Cell]:
+def _cell(
+    base: Config, settings: dict[str, Any], overrides: list[dict[str, Any]], label: object, where: str, met: set[int]
+) -> Iterator[Cell]:
     """The cell with these settings and what overrides make of it; none if one skips it."""
     known = flat_config(base) | settings
     for override in overrides:
         if all(known[key] in values for key, values in override["match"].items()):
+            met.add(override["id"])
             if override["skip"]:
                 return
             settings, label = settings | override["set"], override.get("label", label)
@@ -218,7 +230,11 @@ def _override(found: object, where: str) -> dict[str, Any]:
     for key, value in found["match"].items():
         check_key(key, f"{where}: match")
         match[key] = [check_value(key, v, f"{where}: match") for v in (value if isinstance(value, list) else [value])]
-    return {**found, "match": match, "set": checked(found.get("set", {}), f"{where}: set"), "skip": bool(found.get("skip"))}
+    if not isinstance(found.get("skip", False), bool):
+        raise InputError(f"{where}: skip = {found['skip']!r}: give true or false")
+    if not any(found.get(name) for name in ("set", "label", "skip")):
+        raise InputError(f"{where} changes nothing: give set, label or skip")
+    return {"skip": False, **found, "match": match, "set": checked(found.get("set", {}), f"{where}: set"), "id": id(found)}
 
 
 def _template(label: object) -> str:

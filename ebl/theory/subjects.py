@@ -83,7 +83,10 @@ def from_file(path: Path, name: str, seed: int = 0) -> Subject:
     """An instance of a class in a Python file, which is executed; its example, or random numbers of shapes that fit."""
     if not path.is_file():
         raise InputError(f"{path} does not exist: give FILE.py:Class, such as springs.py:Springs")
-    classes = {k: v for k, v in vars(_execute(path)).items() if inspect.isclass(v) and issubclass(v, nn.Module)}
+    named = vars(_execute(path))
+    if inspect.isclass(named.get(name)) and not issubclass(named[name], nn.Module):
+        raise InputError(f"{path}:{name} is no torch.nn.Module: derive it from that, with its parameters as torch.nn.Parameter")
+    classes = {k: v for k, v in named.items() if inspect.isclass(v) and issubclass(v, nn.Module)}
     kind = classes[choose(f"class in {path}", name, classes)] if classes else None
     if kind is None:
         raise InputError(f"{path} defines no torch.nn.Module: write the energy as one (see `ebl theory --help`)")
