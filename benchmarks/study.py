@@ -33,6 +33,9 @@ class BegunError(Exception):
 class Nowhere:
     slots: int | None = 2
 
+    def adopt(self, store: Path, keys: Sequence[str]) -> list[str]:
+        return []
+
     def start(self, store: Path, keys: Sequence[str]) -> None:
         raise BegunError
 

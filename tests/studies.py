@@ -51,6 +51,9 @@ class Inline:
         self.begun: list[str] = []
         self.stopped = False
 
+    def adopt(self, store, keys):
+        return []
+
     def start(self, store, keys):
         for key in keys:
             self.begun.append(key)

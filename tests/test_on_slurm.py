@@ -60,13 +60,13 @@ def test_runs_that_want_cuda_need_a_gpu():
 
 @pytest.fixture
 def stand_in(tmp_path, monkeypatch):
-    """Commands in place of SLURM's: arrays are number 7, `queue` is what squeue prints, `calls` is how they were called."""
+    """Commands in place of SLURM's: arrays get a `number`, `queue` is what squeue prints, `calls` is how they were called."""
     pytest.importorskip("submitit")
     there = tmp_path / "commands"
     there.mkdir()
     refuse = f"[ -f {there}/refuse ] && cat {there}/refuse >&2 && exit 1"
     lines = {
-        "sbatch": f'{refuse}; cp "$1" {there}/script; echo Submitted batch job 7',
+        "sbatch": f'{refuse}; cp "$1" {there}/script; echo Submitted batch job $(cat {there}/number)',
         "squeue": f"{refuse}; cat {there}/queue",
         "scancel": "",
         "scontrol": "",
@@ -75,6 +75,7 @@ def stand_in(tmp_path, monkeypatch):
     for name, line in lines.items():
         (there / name).write_text(f'#!/bin/sh\necho {name} "$@" >>{there}/calls\n{line}\n')
         (there / name).chmod(0o755)
+    (there / "number").write_text("7")
     monkeypatch.setenv("PATH", f"{there}:{os.environ['PATH']}")
     monkeypatch.setattr(on_slurm, "POLL", 0)
     monkeypatch.setattr(on_slurm, "PATIENCE", 0)
@@ -179,6 +180,74 @@ def test_what_sbatch_refuses_is_an_input_error_in_a_line(stand_in, tmp_path, cap
     assert capfd.readouterr() == ("", "")
 
 
+def queued(stand_in, *lines: str, store: Path) -> None:
+    """The queue, with jobs of this store's latest array."""
+    script = (stand_in / "calls").read_text().split("sbatch ")[-1].splitlines()[0]
+    assert Path(script).parent.parent == store / "slurm"
+    (stand_in / "queue").write_text("".join(f"{line}|{script}\n" for line in lines))
+
+
+def test_jobs_of_a_command_that_was_killed_are_taken_over_not_sent_again_and_cancelled_with_us(stand_in, tmp_path):
+    cells = tiny_cells(tmp_path, "grid: {seed: [0, 1, 2], rule: [cl]}")
+    keys = [cell.key for cell in cells]
+    store = make_store(tmp_path / "store", "tiny")
+    OnSlurm(Slurm(), work=nothing).start(store.folder, keys[:2])  # and is killed
+    queued(stand_in, "7_0|RUNNING", "7_1|PENDING", store=store.folder)
+    with (stand_in / "queue").open("a") as file:
+        file.write("8_0|RUNNING|/somewhere/else/slurm/x/script.sh\n10|PENDING|(null)\n")
+    (stand_in / "number").write_text("10")
+    (stand_in / "calls").write_text("")
+    executor, seen = OnSlurm(Slurm(), work=nothing), {}
+
+    def stop_us(event):
+        if event["event"] == "progress" and len(event["epochs"]) == 3:
+            seen.update({name: job.key for name, job in executor.jobs.items()})
+            raise KeyboardInterrupt
+
+    with store.claim(keys[0]), pytest.raises(KeyboardInterrupt):  # held by the job that runs
+        run_study(store, cells, executor, watch=stop_us)
+    assert seen == dict(zip(("7_0", "7_1", "10"), keys, strict=True))
+    calls = (stand_in / "calls").read_text()
+    assert calls.count("sbatch") == 1
+    assert "scancel 10 7_0 7_1\n" in calls
+    assert list((store.folder / "slurm").glob("*/*.pkl")) == []
+
+
+def test_jobs_that_have_not_begun_are_sent_anew_with_other_options_and_others_go_on(stand_in, tmp_path):
+    OnSlurm(Slurm(time=90, extra=("exclusive",)), work=nothing).start(tmp_path, ["a", "b", "c"])  # and is killed
+    lines = ("7_0|PENDING", "7_1|RUNNING", "7_2|PENDING")
+    queued(stand_in, *lines, store=tmp_path)
+    (stand_in / "scancel").write_text(
+        f'#!/bin/sh\necho scancel "$@" >>{stand_in}/calls\nsed -i "s/7_0.PENDING/7_0|RUNNING/; /PENDING/d" {stand_in}/queue\n'
+    )  # 7_0 begins just before
+    same = OnSlurm(Slurm(time=90, extra=("exclusive",)), work=nothing)
+    assert sorted(same.adopt(tmp_path, ["a", "b", "c"])) == ["a", "b", "c"]
+    assert OnSlurm(Slurm(time=90), work=nothing).adopt(tmp_path, ["b"]) == ["b"]
+    assert "scancel" not in (stand_in / "calls").read_text()
+    other = OnSlurm(Slurm(time=30), work=nothing)
+    assert sorted(other.adopt(tmp_path, ["a", "b", "c"])) == ["a", "b"]
+    assert "scancel --state=PENDING 7_0 7_2\n" in (stand_in / "calls").read_text()
+
+
+def test_two_jobs_for_one_cell_are_never_taken_over_both(stand_in, tmp_path):
+    for number in "78":
+        (stand_in / "number").write_text(number)
+        OnSlurm(Slurm(), work=nothing).start(tmp_path, ["a"])  # and is killed
+    scripts = [line.split()[1] for line in (stand_in / "calls").read_text().splitlines() if line.startswith("sbatch")]
+    (stand_in / "queue").write_text(f"7|PENDING|{scripts[0]}\n8|RUNNING|{scripts[1]}\n")
+    (stand_in / "scancel").write_text(f"#!/bin/sh\nsed -i /PENDING/d {stand_in}/queue\n")
+    executor = OnSlurm(Slurm(), work=nothing)
+    assert executor.adopt(tmp_path, ["a"]) == ["a"]
+    assert list(executor.jobs) == ["8"]
+
+
+def test_nothing_is_sent_while_the_queue_may_have_jobs_that_cannot_be_seen(stand_in, tmp_path):
+    OnSlurm(Slurm(), work=nothing).start(tmp_path, ["a"])
+    (stand_in / "refuse").write_text("slurm_load_jobs error: Unable to contact slurm controller\n")
+    with pytest.raises(InputError, match=r"queue cannot be read \(slurm_load_jobs error.*may have jobs in it: try again later"):
+        OnSlurm(Slurm(), work=nothing).adopt(tmp_path, ["a"])
+
+
 def test_a_job_whose_time_is_up_goes_back_into_the_queue_and_then_on_where_it_was(stand_in, tmp_path):
     (cell,) = tiny_cells(tmp_path, "grid: {rule: [c-ep]}", epochs=60)
     store = make_store(tmp_path / "store", "tiny")
@@ -239,6 +308,31 @@ def test_on_a_real_slurm_with_a_job_killed_and_one_put_back_every_cell_ends_done
     for cell in cells:
         train(cell.config, tmp_path / cell.key)
         assert (store.run_folder(cell.key) / "metrics.jsonl").read_text() == (tmp_path / cell.key / "metrics.jsonl").read_text()
+
+
+@pytest.mark.slow
+def test_on_a_real_slurm_a_command_goes_on_with_the_jobs_of_one_that_was_killed(tmp_path, monkeypatch):
+    pytest.importorskip("submitit")
+    if shutil.which("sbatch") is None or not answers("sinfo"):
+        pytest.skip("needs a SLURM that answers: see tests/slurm_node.sh")
+    monkeypatch.setattr(on_slurm, "POLL", 0.5)
+    cells = tiny_cells(tmp_path, "grid: {seed: [0, 1, 2], rule: [cl]}", epochs=300)
+    keys = sorted(cell.key for cell in cells)
+    store = make_store(tmp_path / "a store", "tiny")
+    store.add(cells)
+    killed = OnSlurm(Slurm(time=5, at_once=1))
+    killed.start(store.folder, keys)
+    until = time.monotonic() + 60
+    while not any(store.holder(key) for key in keys):
+        assert time.monotonic() < until
+        time.sleep(0.1)
+    executor, watched = OnSlurm(Slurm(time=5, at_once=1)), []
+    outcome = run_study(store, cells, executor, watch=lambda _: watched.append(sorted(executor.jobs)))
+    assert (sorted(outcome.done), outcome.failed) == (keys, {})
+    assert watched[0] == sorted(killed.jobs)
+    told = readable(store.events.read_bytes())
+    assert [Counter(e["key"] for e in told if e["event"] == kind) for kind in ("claimed", "done")] == 2 * [Counter(keys)]
+    assert len(list((store.folder / "slurm").iterdir())) == 1
 
 
 def answers(command: str) -> bool:

@@ -21,6 +21,8 @@ class Executor(Protocol):
 
     slots: int | None  # how many workers at a time; None: take all, something else queues them
 
+    def adopt(self, store: Path, keys: Sequence[str]) -> list[str]: ...  # cells whose workers outlived an earlier command
+
     def start(self, store: Path, keys: Sequence[str]) -> None: ...
 
     def ended(self) -> list[Ended]: ...  # since the last call; returns at once

@@ -57,6 +57,9 @@ class OnLocal:
         self.slots: int | None = settings.processes or fit
         self.workers: dict[str, _Worker] = {}
 
+    def adopt(self, store: Path, keys: Sequence[str]) -> list[str]:
+        return []  # workers end with the command that started them
+
     def start(self, store: Path, keys: Sequence[str]) -> None:
         for key in keys:
             gpu = self.least_used()

@@ -63,6 +63,9 @@ class OnRay:
         self.task = task(_in_worker)
         self.cells: dict[Any, str] = {}  # by task
 
+    def adopt(self, store: Path, keys: Sequence[str]) -> list[str]:
+        return []  # Ray ends the tasks of a command that ends
+
     def start(self, store: Path, keys: Sequence[str]) -> None:
         environment = {name: value for name, value in os.environ.items() if name.startswith("EBL_")}
         here = (str(store.resolve()), self.settings.cpus, str(Path.cwd()), environment)

@@ -2,7 +2,7 @@
 
 submitit hands a job what to call as a pickle. Each array has a folder of its own under STORE/slurm, new and open to its user
 alone, that holds nothing but what was just written: so no job reads another pickle. Results are never read, and pickles are
-removed when a job ends.
+removed when a job ends. Its sent.json says what its jobs are, so that a later command takes over from one that was killed.
 """
 
 from __future__ import annotations
@@ -10,7 +10,9 @@ from __future__ import annotations
 import contextlib
 import importlib
 import io
+import json
 import logging
+import os
 import re
 import shutil
 import signal
@@ -18,13 +20,14 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from ebl.atomic import read_json, write_atomically
 from ebl.errors import InputError
 from ebl.study.executor import Ended
 
@@ -33,6 +36,7 @@ log = logging.getLogger("ebl")
 LARGEST_ARRAY = 1000  # SLURM's own limit unless a site sets another
 POLL = 5.0  # seconds between looks at the queue
 PATIENCE = 10.0  # seconds that cancelled jobs are waited for
+SENT = "sent.json"  # in an array's folder: the cell of each of its jobs, and the options they were sent with
 NOTICE = 30  # seconds before its time is up that a job hears of it
 GOING_ON = {
     *("PENDING", "CONFIGURING", "RUNNING", "SUSPENDED", "STOPPED", "SIGNALING", "STAGE_OUT", "COMPLETING", "RESIZING"),
@@ -98,6 +102,24 @@ class OnSlurm:
         self.looked = 0.0
         self.told: set[str] = set()  # what was warned of
 
+    def adopt(self, store: Path, keys: Sequence[str]) -> list[str]:
+        """Jobs of an earlier command are watched as if they were ours. Those that have not begun are cancelled where it gave
+        other options, so that they are sent anew."""
+        store = store.resolve()
+        if not any((store / "slurm").glob(f"*/{SENT}")):
+            return []
+        jobs, stale = self._earlier(store, set(keys))
+        until = time.monotonic() + PATIENCE
+        if stale:
+            _scancel("--state=PENDING", *stale)
+            while (found := self._earlier(store, set(keys)))[1] and time.monotonic() < until:
+                time.sleep(0.5)
+            jobs = found[0]  # with those that began in the meantime
+        if jobs:
+            log.info("%d of an earlier command's SLURM jobs go on", len(jobs))
+        self.jobs |= jobs
+        return [job.key for job in jobs.values()]
+
     def start(self, store: Path, keys: Sequence[str]) -> None:
         """One array, or as many as SLURM wants for thousands of cells."""
         store = store.resolve()
@@ -114,8 +136,7 @@ class OnSlurm:
     def stop(self) -> None:
         if not self.jobs:
             return
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            subprocess.run(["scancel", *_arrays(self.jobs)], capture_output=True, timeout=60)
+        _scancel(*sorted({job.cancel for job in self.jobs.values()}))
         until = time.monotonic() + PATIENCE
         while time.monotonic() < until and any(state in GOING_ON for state in self._look().values()):
             time.sleep(0.5)
@@ -125,6 +146,8 @@ class OnSlurm:
     def _submit(self, store: Path, keys: Sequence[str]) -> dict[str, _Job]:
         (store / "slurm").mkdir(exist_ok=True)
         folder = tempfile.mkdtemp(prefix=time.strftime("%Y%m%d-%H%M%S-"), dir=store / "slurm")  # new, and its user's alone
+        sent_as = {"keys": list(keys), "settings": asdict(self.settings)}
+        write_atomically(Path(folder) / SENT, json.dumps(sent_as).encode())  # first: we may be killed as soon as they are sent
         s, said = self.settings, io.StringIO()
         extra = {name: value if equals else True for name, equals, value in (option.partition("=") for option in s.extra)}
         try:
@@ -149,21 +172,42 @@ class OnSlurm:
         except (RuntimeError, OSError) as error:
             line = " ".join((said.getvalue() or str(error)).replace("sbatch: error: ", "").split())
             raise InputError(f"SLURM does not take the runs: {line}; change --slurm.partition, --slurm.time ...") from error
-        return {
-            job.job_id: _Job(key, job.paths.stderr, (job.paths.submitted_pickle, job.paths.result_pickle))
-            for key, job in zip(keys, sent, strict=True)
-        }
+        names = [job.job_id for job in sent]
+        return {name: _job(name, key, Path(folder), _array(name)) for key, name in zip(keys, names, strict=True)}
+
+    def _earlier(self, store: Path, wanted: set[str]) -> tuple[dict[str, _Job], list[str]]:
+        """This store's jobs in the queue, one for each of the wanted cells; and those that wait there to no purpose. They are
+        known by their script, which lies in the store: SLURM may give a job's number again."""
+        found = _squeue("%i|%T|%o", f"--user={os.getuid()}")
+        if found.returncode:
+            said = " ".join(found.stderr.split())
+            raise InputError(f"SLURM's queue cannot be read ({said}), but {store} may have jobs in it: try again later")
+        mine = json.loads(json.dumps(asdict(self.settings)))
+        sent: dict[Path, dict[str, Any]] = {}
+        jobs: dict[str, _Job] = {}
+        stale: list[str] = []
+        taken: set[str] = set()
+        for line in sorted(found.stdout.splitlines(), key=lambda line: "|PENDING|" in line):
+            name, state, script = line.strip().split("|", 2)
+            folder = Path(script).parent
+            if folder.parent != store / "slurm" or state not in GOING_ON:
+                continue
+            if folder not in sent:
+                sent[folder] = read_json(folder / SENT) if (folder / SENT).exists() else {}  # an older version's
+            if not sent[folder]:
+                continue
+            key = sent[folder]["keys"][int(name.partition("_")[2] or 0)]
+            if state == "PENDING" and key in wanted and (key in taken or sent[folder]["settings"] != mine):
+                stale.append(name)
+            elif key in wanted and key not in taken:
+                taken.add(key)
+                jobs[name] = _job(name, key, folder, name)
+        return jobs, stale
 
     def _look(self) -> dict[str, str]:
         """The state of each of our jobs."""
         self.looked = time.monotonic()
-        command = ["squeue", "--noheader", "--array", "--states=all", "--format=%i|%T|%r"]
-        try:
-            found = subprocess.run(
-                [*command, f"--jobs={','.join(_arrays(self.jobs))}"], capture_output=True, text=True, timeout=60
-            )
-        except subprocess.TimeoutExpired:
-            found = subprocess.CompletedProcess(command, 1, "", "squeue gave no answer for a minute")
+        found = _squeue("%i|%T|%r", f"--jobs={','.join(sorted(set(map(_array, self.jobs))))}")
         if found.returncode and "Invalid job id" not in found.stderr:  # which means that it has forgotten all of them
             self._warn("squeue", f"SLURM's queue cannot be read: {' '.join(found.stderr.split())}; trying on")
             return {}
@@ -201,6 +245,7 @@ class _Job:
     key: str
     log: Path
     pickles: tuple[Path, ...]
+    cancel: str  # what scancel is given to end it: the whole array, where that is ours
 
 
 class _Cell:
@@ -240,9 +285,28 @@ def _import_submitit() -> Any:
     return submitit
 
 
-def _arrays(jobs: Iterable[str]) -> list[str]:
+def _job(name: str, key: str, folder: Path, cancel: str) -> _Job:
+    """With the files that submitit makes for it."""
+    return _Job(key, folder / f"{name}_0_log.err", (folder / f"{name}_submitted.pkl", folder / f"{name}_0_result.pkl"), cancel)
+
+
+def _array(job: str) -> str:
     """Array jobs are called ARRAY_TASK."""
-    return sorted({job.partition("_")[0] for job in jobs})
+    return job.partition("_")[0]
+
+
+def _squeue(form: str, *which: str) -> subprocess.CompletedProcess[str]:
+    """What SLURM knows of jobs, also of those that ended a short while ago."""
+    command = ["squeue", "--noheader", "--array", "--states=all", f"--format={form}", *which]
+    try:
+        return subprocess.run(command, capture_output=True, text=True, timeout=60)
+    except subprocess.TimeoutExpired:
+        return subprocess.CompletedProcess(command, 1, "", "squeue gave no answer for a minute")
+
+
+def _scancel(*which: str) -> None:
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        subprocess.run(["scancel", *which], capture_output=True, timeout=60)
 
 
 def _last_line(path: Path) -> str:

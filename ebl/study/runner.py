@@ -80,7 +80,8 @@ class _Running:
         self.waiting: deque[str] = deque()
         for key in keys:
             (self.outcome.done if store.is_done(key) else self.waiting).append(key)
-        self.started: dict[str, int] = {}  # with its failures by then
+        self.started = dict.fromkeys(executor.adopt(store.folder, list(self.waiting)), 0)  # with its failures by then
+        self.waiting = deque(key for key in self.waiting if key not in self.started)
         self.elsewhere: set[str] = set()
         self.failures: dict[str, list[dict[str, Any]]] = defaultdict(list)  # since we began, whoever told of them
         self.silent: Counter[str] = Counter()
