@@ -70,12 +70,14 @@ def stand_in(tmp_path, monkeypatch):
         "squeue": f"{refuse}; cat {there}/queue",
         "scancel": "",
         "scontrol": "",
+        "sinfo": f"cat {there}/limits",
         "srun": "",
     }
     for name, line in lines.items():
         (there / name).write_text(f'#!/bin/sh\necho {name} "$@" >>{there}/calls\n{line}\n')
         (there / name).chmod(0o755)
     (there / "number").write_text("7")
+    (there / "limits").write_text("main*|infinite\n")
     monkeypatch.setenv("PATH", f"{there}:{os.environ['PATH']}")
     monkeypatch.setattr(on_slurm, "POLL", 0)
     monkeypatch.setattr(on_slurm, "PATIENCE", 0)
@@ -161,8 +163,53 @@ def test_a_queue_that_cannot_be_read_and_jobs_that_will_not_start_are_told_of_on
     assert executor.ended() == []
     assert [record.message for record in caplog.records] == [
         "SLURM's queue cannot be read: slurm_load_jobs error: Unable to contact slurm controller; trying on",
-        "SLURM jobs will not start: PartitionTimeLimit; see `scontrol show job 7_0`",
+        "SLURM jobs will not start: PartitionTimeLimit; give less --slurm.time, or another --slurm.partition (see `scontrol "
+        "show job 7_0`)",
     ]
+
+
+@pytest.mark.parametrize(
+    ("reason", "option"),
+    [
+        ("AssocMaxWallDurationPerJobLimit", "less --slurm.time"),
+        ("QOSMaxMemoryPerJob", "less --slurm.memory"),
+        ("QOSMaxCpuPerJobLimit", "less --slurm.cpus"),
+        ("QOSMaxGRESPerJob", "--slurm.gpus"),
+        ("InvalidAccount", "account=, qos= ... in --slurm.extra"),
+        (
+            "BadConstraints",
+            "change --slurm.partition, --slurm.time, --slurm.memory, --slurm.cpus, --slurm.gpus or --slurm.extra",
+        ),
+        ("JobHeldUser", "`scontrol release`"),
+    ],
+)
+def test_a_warning_of_jobs_that_will_not_start_names_the_option_to_change(stand_in, tmp_path, caplog, reason, option):
+    executor = OnSlurm(Slurm(), work=nothing)
+    executor.start(tmp_path, ["a"])
+    (stand_in / "queue").write_text(f"7|PENDING|{reason}\n")
+    executor.ended()
+    assert option in caplog.records[-1].message
+
+
+@pytest.mark.parametrize(
+    ("limits", "settings", "minutes"),
+    [
+        ("main*|1:00:00\nlong|2-00:00:00\n", Slurm(), 60),
+        ("short|30:00\nmain*|1:00:00\nmain*|1:00:00\n", Slurm(), 60),
+        ("short|30:00\n", Slurm("short"), 30),
+        ("short|30:00\n", Slurm(extra=("partition=short",)), 30),
+        ("main*|2-01:00:00\n", Slurm(), 240),
+        ("main*|infinite\n", Slurm(), 240),
+        ("short|30:00\n", Slurm(), 240),
+        ("main*|1:00:00\n", Slurm(time=90), 90),
+    ],
+)
+def test_unless_it_is_given_a_job_has_the_time_that_the_partition_allows(stand_in, tmp_path, limits, settings, minutes):
+    (stand_in / "limits").write_text(limits)
+    OnSlurm(settings, work=nothing).start(tmp_path, ["a", "b"])
+    assert f"#SBATCH --time={minutes}\n" in (stand_in / "script").read_text()
+    if settings.partition:
+        assert "sinfo --noheader --format=%P|%l --partition=short\n" in (stand_in / "calls").read_text()
 
 
 def test_what_sbatch_refuses_is_an_input_error_in_a_line(stand_in, tmp_path, capfd):

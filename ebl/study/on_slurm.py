@@ -36,6 +36,7 @@ log = logging.getLogger("ebl")
 LARGEST_ARRAY = 1000  # SLURM's own limit unless a site sets another
 POLL = 5.0  # seconds between looks at the queue
 PATIENCE = 10.0  # seconds that cancelled jobs are waited for
+MINUTES = 240  # of a job, unless the user or the partition sets another limit
 SENT = "sent.json"  # in an array's folder: the cell of each of its jobs, and the options they were sent with
 NOTICE = 30  # seconds before its time is up that a job hears of it
 GOING_ON = {
@@ -44,6 +45,16 @@ GOING_ON = {
 }
 STUCK = re.compile("held|Partition(Time|Node|Config)|BadConstraints|Never|Invalid|NotAllowed|PerJob", re.IGNORECASE)
 """Reasons to wait that time alone does not end."""
+CHANGES = (
+    ("[Hh]eld", "release them with `scontrol release`, or change --slurm.extra"),
+    ("Time|Wall", "give less --slurm.time, or another --slurm.partition"),
+    ("Mem", "give less --slurm.memory"),
+    ("Gres|GRES|GPU", "change --slurm.gpus"),
+    ("Cpu", "give less --slurm.cpus"),
+    ("Account|QOS|Qos|Reservation|License", "give account=, qos= ... in --slurm.extra, or another --slurm.partition"),
+    ("", "change --slurm.partition, --slurm.time, --slurm.memory, --slurm.cpus, --slurm.gpus or --slurm.extra"),
+)
+"""What ends such a wait: of the patterns the first that is in the reason."""
 MEMORY = re.compile("oom-kill|memory limit", re.IGNORECASE)
 """In SLURM's words of a run that took too much: the job itself is often no more than FAILED."""
 REMEDIES = {
@@ -61,8 +72,9 @@ class Slurm:
 
     partition: str | None = None
     """The partition; SLURM's default unless given."""
-    time: int = 240
-    """Minutes a job may take. A run that needs more goes back into the queue and then goes on where it was."""
+    time: int | None = None
+    """Minutes a job may take; unless given, 240, or as many as the partition allows. A run that needs more goes back into the
+    queue and then goes on where it was."""
     requeues: int = 100
     """How often a run may go back into the queue because its time was up."""
     gpus: int = 0
@@ -79,8 +91,9 @@ class Slurm:
     def __post_init__(self) -> None:
         object.__setattr__(self, "extra", tuple(self.extra))
         for name, least in (("time", 2), ("requeues", 0), ("cpus", 1), ("at_once", 1)):
-            if getattr(self, name) < least:
-                raise InputError(f"slurm.{name} = {getattr(self, name)}: use at least {least}")
+            value = getattr(self, name)
+            if value is not None and value < least:
+                raise InputError(f"slurm.{name} = {value}: use at least {least}")
         if self.gpus not in (0, 1):
             raise InputError(f"slurm.gpus = {self.gpus}: a run uses one GPU at most; use 0 or 1")
         if self.memory is not None and not 0.01 <= self.memory < 1e6:
@@ -157,7 +170,7 @@ class OnSlurm:
                     job_name=f"ebl-{store.name}",
                     wckey=None,  # submitit's own, which not every site takes
                     partition=s.partition,
-                    time=s.time,
+                    time=s.time or _minutes(extra.get("partition", s.partition)),
                     nodes=1,
                     ntasks_per_node=1,
                     cpus_per_task=s.cpus,
@@ -216,7 +229,8 @@ class OnSlurm:
             name, state, reason = line.strip().split("|", 2)
             states[name] = state
             if name in self.jobs and state in GOING_ON and STUCK.search(reason):
-                self._warn(reason, f"SLURM jobs will not start: {reason}; see `scontrol show job {name}`")
+                remedy = next(change for pattern, change in CHANGES if re.search(pattern, reason))
+                self._warn(reason, f"SLURM jobs will not start: {reason}; {remedy} (see `scontrol show job {name}`)")
         return {name: states.get(name, "GONE") for name in self.jobs}
 
     def _close(self, name: str, state: str) -> Ended:
@@ -293,6 +307,26 @@ def _job(name: str, key: str, folder: Path, cancel: str) -> _Job:
 def _array(job: str) -> str:
     """Array jobs are called ARRAY_TASK."""
     return job.partition("_")[0]
+
+
+def _minutes(partition: str | bool | None) -> int:
+    """What a job may take unless the user says it: the partition's limit, if that is less than MINUTES."""
+    which = [f"--partition={partition}"] if partition else []
+    try:
+        found = subprocess.run(["sinfo", "--noheader", "--format=%P|%l", *which], capture_output=True, text=True, timeout=60)
+    except (OSError, subprocess.TimeoutExpired):
+        return MINUTES  # sbatch refuses it, or a warning comes, where it is too much
+    limits = [line.strip().split("|") for line in found.stdout.splitlines()]
+    return min([MINUTES, *(_as_minutes(limit) for name, limit in limits if partition or name.endswith("*"))])
+
+
+def _as_minutes(limit: str) -> int:
+    """SLURM writes [DAYS-]HOURS:MINUTES:SECONDS, MINUTES:SECONDS, or words such as infinite."""
+    if not re.fullmatch(r"(\d+-)?\d+(:\d+)+", limit):
+        return MINUTES
+    days, _, clock = limit.rpartition("-")
+    hours, minutes, _ = map(int, clock.split(":") if clock.count(":") == 2 else f"0:{clock}".split(":"))
+    return max(1, 60 * (24 * int(days or 0) + hours) + minutes)
 
 
 def _squeue(form: str, *which: str) -> subprocess.CompletedProcess[str]:
