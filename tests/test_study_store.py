@@ -272,6 +272,43 @@ def test_merging_copies_what_is_missing_overwrites_nothing_and_can_be_repeated(t
     assert open_store(tmp_path / "new").about["name"] == "tiny"
 
 
+def test_merging_brings_failures_with_their_tracebacks_once(tmp_path):
+    here, keys = made(tmp_path / "here", tmp_path)
+    there, _ = made(tmp_path / "there", tmp_path)
+
+    def fail(store, key, error, attempt=1, time="2026-01-01T00:00:00+00:00"):
+        append(store.events, [{"event": "failed", "key": key, "attempt": attempt, "error": error, "retry": True, "time": time}])
+        with (store.folder / "failures" / f"{key}.txt").open("a") as file:
+            file.write(f"attempt {attempt}, {time}\nTraceback\n{error}\n\n")
+
+    fail(there, keys[0], "no luck there")
+    fail(there, keys[0], "no luck again", attempt=2, time="2026-01-02T00:00:00+00:00")
+    partly(there, keys[0], epochs=1)
+    fail(there, keys[1], "no machine")
+    fail(there, keys[2], "failed there, done here")
+    run_cell(here.folder, keys[2])
+    fail(there, keys[3], "failed there on Thursday")
+    fail(here, keys[3], "failed here on Friday", time="2026-01-02T00:00:00+00:00")
+    fail(here, keys[0], "no luck here", time="2026-01-01T12:00:00+00:00")
+    assert merge(here.folder, [there.folder]) == {"begun": 1, "failed": 1}
+    seen = {key: (record.status, record.error) for key, record in by_key(here).items()}
+    assert seen == {
+        keys[0]: ("failed", "no luck again"),
+        keys[1]: ("failed", "no machine"),
+        keys[2]: ("done", ""),
+        keys[3]: ("failed", "failed here on Friday"),
+    }
+    kept = (here.folder / "failures" / f"{keys[0]}.txt").read_text()
+    assert [kept.count(f"Traceback\nno luck {word}") for word in ("here", "there", "again")] == [1, 1, 1]
+    before = {path: path.read_bytes() for path in (here.events, *(here.folder / "failures").iterdir())}
+    assert len(before) == 5
+    assert merge(here.folder, [there.folder]) == {"already here": 1}
+    assert {path: path.read_bytes() for path in before} == before
+    run_cell(here.folder, keys[1])
+    merge(here.folder, [there.folder])
+    assert by_key(here)[keys[1]].status == "done"
+
+
 def test_a_run_that_ends_while_it_is_merged_stays_as_it_is(tmp_path, monkeypatch):
     here, (key, *_) = made(tmp_path / "here", tmp_path)
     there, _ = made(tmp_path / "there", tmp_path)

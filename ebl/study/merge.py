@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
-from ebl.atomic import disk_error
+from ebl.atomic import disk_error, read_lines, write_atomically
 from ebl.errors import InputError
 from ebl.study.journal import append
 from ebl.study.store import Store, make_store, open_store
 
-KINDS = ("done", "begun", "already here", "in use")
+KINDS = ("done", "begun", "failed", "already here", "in use")
 
 
 def merge(into: Path, sources: Sequence[Path], watch: Callable[[str, str], None] | None = None) -> Counter[str]:
-    """Copy runs that `into` does not have, done or only begun, and what was asked for; nothing in it is overwritten. How many
-    were copied (done, begun), were there already, or are being worked on. `watch` is told of each run and its kind."""
+    """Copy runs that `into` does not have, done or only begun, what was asked for and what failed; nothing in it is
+    overwritten. How many were copied (done, begun, failed before they had begun), were there already, or are being worked on.
+    `watch` is told of each run and its kind."""
     stores = [open_store(source) for source in sources]
     if not stores:
         raise InputError("nothing to merge: name the store to merge into, then those to merge")
@@ -30,8 +33,12 @@ def merge(into: Path, sources: Sequence[Path], watch: Callable[[str, str], None]
         there = target.cells()
         if missing := [line for key, line in store.cells().items() if key not in there]:
             append(target.folder / "cells.jsonl", missing)
+        failures, attempted = store.failures(), _last_attempts(target)
         for key in store.cells():
-            if kind := _merge_run(store, target, key):
+            kind = _merge_run(store, target, key)
+            if kind != "in use" and _merge_failures(store, target, key, failures.get(key), attempted.get(key, "")):
+                kind = kind or "failed"
+            if kind:
                 counts[kind] += 1
                 if watch is not None:
                     watch(key, kind)
@@ -66,6 +73,32 @@ def _merge_run(store: Store, target: Store, key: str) -> str | None:
             target.finish(key)
         target.tell("merged", key, source=str(store.folder.resolve()))
     return "done" if target.is_done(key) else "begun"
+
+
+def _last_attempts(store: Store) -> dict[str, str]:
+    """When each cell was last worked on."""
+    attempts = [event for event in read_lines(store.events) if event.get("event") in ("claimed", "done", "failed")]
+    return {event["key"]: event.get("time", "") for event in attempts}
+
+
+def _merge_failures(store: Store, target: Store, key: str, last: dict[str, Any] | None, attempted: str) -> bool:
+    """Copy a cell's tracebacks, and its last failure if the target has tried none later; whether the cell now failed there."""
+    source, goal = (it.folder / "failures" / f"{key}.txt" for it in (store, target))
+    later = last is not None and last.get("time", "") > attempted
+    if not source.exists() and not later:
+        return False
+    with target.claim(key) as mine:
+        if not mine:
+            return False
+        if source.exists():
+            there = goal.read_text(encoding="utf-8") if goal.exists() else ""
+            attempts = re.split(r"^(?=attempt \d+, )", source.read_text(encoding="utf-8"), flags=re.MULTILINE)
+            if new := "".join(attempt for attempt in attempts if attempt not in there):
+                write_atomically(goal, (there + new).encode())
+        if last is None or not later or target.is_done(key):
+            return False
+        append(target.events, [last])
+        return True
 
 
 def _copying(error: Exception) -> InputError:

@@ -165,10 +165,10 @@ class Store:
     def records(self) -> list[Record]:
         """One for each cell that was asked for, in that order."""
         with _no_collection():
-            done, failures = self._finished(), self._failures()
+            done, failures = self._finished(), self.failures()
             return [self._record(line, done, failures) for line in self.cells().values()]
 
-    def _record(self, line: dict[str, Any], done: dict[str, Record], failures: dict[str, str]) -> Record:
+    def _record(self, line: dict[str, Any], done: dict[str, Record], failures: dict[str, dict[str, Any]]) -> Record:
         key = line["key"]
         record = done.get(key)
         if record is None:
@@ -176,7 +176,7 @@ class Store:
             record = self._read(key) if begun else Record(key, line["config"], "waiting")
         if record.status == "waiting":
             status = "running" if self.holder(key) is not None else "failed" if key in failures else "waiting"
-            record = replace(record, status=status, error=failures[key] if status == "failed" else "")
+            record = replace(record, status=status, error=failures[key].get("error", "") if status == "failed" else "")
         return replace(record, config=record.config or line["config"], label=line.get("label", ""))
 
     def _read(self, key: str) -> Record:
@@ -188,12 +188,12 @@ class Store:
             said = str(error).partition(": restore")[0] if isinstance(error, InputError) else repr(error)
             return Record(key, {}, "failed", error=f"{said}: restore it, or remove {folder} to train it anew")
 
-    def _failures(self) -> dict[str, str]:
-        """The error of each cell whose last attempt failed."""
-        found: dict[str, str] = {}
+    def failures(self) -> dict[str, dict[str, Any]]:
+        """The last event of each cell whose last attempt failed."""
+        found: dict[str, dict[str, Any]] = {}
         for event in read_lines(self.events):
             if event.get("event") == "failed":
-                found[event["key"]] = event.get("error", "")
+                found[event["key"]] = event
             elif event.get("event") in ("done", "claimed"):
                 found.pop(event["key"], None)
         return found
