@@ -70,11 +70,14 @@ def test_show_tells_what_runs_how_far_it_is_and_what_failed(capsys, tmp_path):
     (run / "metrics.jsonl").write_text('{"epoch": 1}\n')
     (run / "times.jsonl").write_text('{"epoch": 1, "seconds": 20.0, "training_seconds": 18.0}\n')
     store.tell("failed", keys[1], error="no luck", retry=True)
+    store.tell("failed", keys[2], error="no machine", retry=True)
+    store.tell("again", keys[2])
     with store.claim(keys[0]):
         shown = said(capsys, "show", "quick")
     running = r"running: tbp on fashion-mini, seed 0: 1 of 3 epochs, 20 s each, about 40 s left; for \d+ s on .*, process \d+"
     assert re.search(running, shown)
     assert "failed: rbp on fashion-mini, seed 0: no luck" in shown
+    assert re.search(r"failed, waits to be tried again: \S+ on fashion-mini, seed 0: no machine", shown)
     assert "0 of 9 runs done, 1 running, 1 failed, 7 waiting; runs/studies/quick" in shown
 
 

@@ -143,6 +143,22 @@ def test_workers_that_are_lost_count_as_failures_and_silent_ones_do_not_go_round
     assert counts(store, "failed")[cells[0].key] == 2
 
 
+def test_a_failed_cell_that_will_be_tried_again_is_waiting_until_the_last_attempt_has_failed(tmp_path):
+    cells = tiny_cells(tmp_path, "grid: {rule: [c-ep, n-ep]}")
+    store, seen = make_store(tmp_path / "store", "tiny"), []
+
+    def lost(folder, key):
+        seen.append([(record.status, record.error) for record in store.records()])
+        if key == cells[0].key:
+            raise ConnectionError("the machine is gone")
+        run_cell(folder, key)
+
+    run_study(store, cells, Inline(work=lost), retries=1, poll=0)
+    at_first, again = ("waiting", ""), ("waiting", "the machine is gone")
+    assert seen == [[at_first, at_first], [again, at_first], [again, ("done", "")]]
+    assert [(record.status, record.error) for record in store.records()] == [("failed", "the machine is gone"), ("done", "")]
+
+
 def test_a_cell_in_other_hands_is_waited_for_and_taken_over_when_those_let_go(tmp_path, monkeypatch):
     from ebl.study import runner
 

@@ -97,7 +97,7 @@ def _merge_failures(store: Store, target: Store, key: str, last: dict[str, Any] 
                 write_atomically(goal, (there + new).encode())
         if last is None or not later or target.is_done(key):
             return False
-        append(target.events, [last])
+        append(target.events, [{name: value for name, value in last.items() if name != "again"}])  # nobody is at it there
         return True
 
 

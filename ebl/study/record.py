@@ -23,7 +23,7 @@ class Record:
     best: dict[str, Any] | None = None  # the line of the epoch with the lowest test (validation) error
     collapsed: bool = False
     seconds: float = 0.0  # wall-clock of the training, evaluation included
-    error: str = ""  # of a failed run: the last line of its traceback
+    error: str = ""  # of a failed run, or one that waits to be tried again: the last line of its traceback
     curves: dict[str, list[float]] = field(default_factory=dict)  # by epoch: CURVES and seconds
     provenance: dict[str, Any] = field(default_factory=dict)  # PROVENANCE
     label: str = ""  # the row of its study's table, where the rule does not say it (see `ebl.study.rows`)

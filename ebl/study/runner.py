@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter, defaultdict, deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -72,12 +72,13 @@ def check_data(cells: Iterable[Cell]) -> None:
 class _Running:
     """Where each cell is while a study runs: waiting, started here, or in the hands of another process."""
 
-    def __init__(self, store: Store, keys: Iterable[str], executor: Executor, retries: int, watch: Watcher | None):
+    def __init__(self, store: Store, keys: Sequence[str], executor: Executor, retries: int, watch: Watcher | None):
         self.store, self.executor, self.retries = store, executor, retries
         self.watch = watch or (lambda event: None)
         self.tail = Tail(store.events)
         self.outcome = Outcome()
         self.waiting: deque[str] = deque()
+        self.keys = frozenset(keys)
         for key in keys:
             (self.outcome.done if store.is_done(key) else self.waiting).append(key)
         self.started = dict.fromkeys(executor.adopt(store.folder, list(self.waiting)), 0)  # with its failures by then
@@ -101,7 +102,10 @@ class _Running:
     def hear(self) -> None:
         for event in self.tail.news():
             if event.get("event") == "failed":
-                self.failures[event["key"]].append(event)
+                key = event["key"]
+                self.failures[key].append(event)
+                if key in self.keys and key not in self.outcome.failed and self.can_retry(key):
+                    self.store.tell("again", key)  # at once, for whoever looks at the store
             self.watch(event)
 
     def settle(self, worker: Ended) -> None:
@@ -124,11 +128,14 @@ class _Running:
 
     def again(self, key: str) -> None:
         """Try a cell once more, if that can help."""
-        failures = self.failures[key]
-        if not failures or (len(failures) <= self.retries and failures[-1].get("retry")):
+        if self.can_retry(key):
             self.waiting.append(key)
         else:
-            self.outcome.failed[key] = failures[-1].get("error", "")
+            self.outcome.failed[key] = self.failures[key][-1].get("error", "")
+
+    def can_retry(self, key: str) -> bool:
+        failures = self.failures[key]
+        return not failures or (len(failures) <= self.retries and bool(failures[-1].get("retry")))
 
     def look(self) -> None:
         """At what others work on, and how far everyone is."""

@@ -3,7 +3,8 @@
     study.json         format, name, description
     cells.jsonl        the runs that were asked for: key, config, label; of two lines with one key the later counts
     runs/KEY/          the run folder `ebl train` makes
-    events.jsonl       what happened to each cell: claimed, done, failed, warning; with attempt, host, pid, time
+    events.jsonl       what happened to each cell: claimed, done, failed, again (it failed, but will be tried again), warning;
+                       with attempt, host, pid, time
     claims/KEY         held (flock) by the process that works on the cell
     failures/KEY.txt   tracebacks, attempt by attempt
     logs/KEY.log       what the workers said
@@ -175,8 +176,9 @@ class Store:
             begun = (self.run_folder(key) / "config.json").exists()
             record = self._read(key) if begun else Record(key, line["config"], "waiting")
         if record.status == "waiting":
-            status = "running" if self.holder(key) is not None else "failed" if key in failures else "waiting"
-            record = replace(record, status=status, error=failures[key].get("error", "") if status == "failed" else "")
+            failure = failures.get(key, {"again": True})
+            status = "running" if self.holder(key) is not None else "waiting" if failure.get("again") else "failed"
+            record = replace(record, status=status, error="" if status == "running" else failure.get("error", ""))
         return replace(record, config=record.config or line["config"], label=line.get("label", ""))
 
     def _read(self, key: str) -> Record:
@@ -189,11 +191,13 @@ class Store:
             return Record(key, {}, "failed", error=f"{said}: restore it, or remove {folder} to train it anew")
 
     def failures(self) -> dict[str, dict[str, Any]]:
-        """The last event of each cell whose last attempt failed."""
+        """The last event of each cell whose last attempt failed; with `again` if whoever runs the study will try it again."""
         found: dict[str, dict[str, Any]] = {}
         for event in read_lines(self.events):
             if event.get("event") == "failed":
                 found[event["key"]] = event
+            elif event.get("event") == "again" and event["key"] in found:
+                found[event["key"]] = {**found[event["key"]], "again": True}
             elif event.get("event") in ("done", "claimed"):
                 found.pop(event["key"], None)
         return found
