@@ -87,6 +87,12 @@ def test_a_study_that_was_never_run_is_shown_as_waiting(capsys):
     assert "0 of 135 runs done, 135 waiting" in shown
 
 
+def test_a_study_that_has_a_store_is_named_once_among_the_choices(capsys):
+    make_store("runs/studies/quick", "quick")
+    make_store("runs/studies/mine", "mine")
+    assert refused(capsys, "study", "show", "nothing").endswith("use one of quick, table1, table2, table3, table6, mine")
+
+
 def test_failed_runs_make_the_command_fail(capsys, tmp_path):
     (tmp_path / "mine.yaml").write_text(tiny_yaml(tmp_path, "grid: {rule: [c-ep]}", **{"optimiser.rates": 1e30}))
     with pytest.raises(SystemExit) as stop:

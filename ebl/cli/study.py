@@ -104,7 +104,7 @@ def _find(name: str) -> tuple[list[Record], Store | None]:
     else:
         stores = [path.parent.name for path in STUDIES.glob("*/study.json")]
         if folder.suffix not in (".yaml", ".yml"):
-            choose("study", name, [*BUILT_IN, *stores])
+            choose("study", name, dict.fromkeys([*BUILT_IN, *sorted(stores)]))
         study = read_study(name)
         folder = STUDIES / study.name
         if not (folder / "study.json").exists():

@@ -104,6 +104,8 @@ def parse_study(text: str, name: str, where: str) -> Study:
         raise InputError(f"{where}: there is neither a grid nor cells; give a grid such as `seed: [0, 1, 2]`")
     if blocks is not None and not (isinstance(blocks, list) and blocks and all(isinstance(b, dict) for b in blocks)):
         raise InputError(f"{where}: cells = {blocks!r}: give a list of blocks, such as `- {{preset: quick}}`")
+    if any("grid" in part and part["grid"] in (None, {}) for part in (found, *(blocks or ()))):
+        raise InputError(f"{where}: grid is empty: give a list of values, such as seed: [0, 1]")
     cells: list[Cell] = []
     met: set[int] = set()
     for i, block in enumerate([{}] if blocks is None else blocks, 1):
