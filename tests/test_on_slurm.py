@@ -153,6 +153,14 @@ def test_what_became_of_jobs_is_read_from_the_queue(stand_in, tmp_path):
     assert sorted(ended.key for ended in executor.ended()) == ["again", "begun", "waits"]
 
 
+def test_jobs_that_were_cancelled_before_they_began_are_told_of_by_their_array(stand_in, tmp_path):
+    executor = OnSlurm(Slurm(), work=nothing)
+    executor.start(tmp_path, ["a", "b", "c"])
+    (stand_in / "queue").write_text("7|CANCELLED|JobArrayTaskLimit\n7_0|RUNNING|None\n")  # as SLURM 22.05 has it
+    found = {ended.key: ended.error.partition(" (SLURM job")[0] for ended in executor.ended()}
+    assert found == {"b": "it was cancelled", "c": "it was cancelled"}
+
+
 def test_a_queue_that_cannot_be_read_and_jobs_that_will_not_start_are_told_of_once(stand_in, tmp_path, caplog):
     executor = OnSlurm(Slurm(), work=nothing)
     executor.start(tmp_path, ["a", "b"])
@@ -274,6 +282,7 @@ def test_jobs_that_have_not_begun_are_sent_anew_with_other_options_and_others_go
     other = OnSlurm(Slurm(time=30), work=nothing)
     assert sorted(other.adopt(tmp_path, ["a", "b", "c"])) == ["a", "b"]
     assert "scancel --state=PENDING 7_0 7_2\n" in (stand_in / "calls").read_text()
+    assert sorted(path.name for path in (tmp_path / "slurm").glob("*/*.pkl")) == ["7_0_submitted.pkl", "7_1_submitted.pkl"]
 
 
 def test_two_jobs_for_one_cell_are_never_taken_over_both(stand_in, tmp_path):

@@ -128,6 +128,8 @@ class OnSlurm:
             while (found := self._earlier(store, set(keys)))[1] and time.monotonic() < until:
                 time.sleep(0.5)
             jobs = found[0]  # with those that began in the meantime
+            for name in stale.keys() - jobs.keys() - found[1].keys():
+                stale[name].remove_pickles()
         if jobs:
             log.info("%d of an earlier command's SLURM jobs go on", len(jobs))
         self.jobs |= jobs
@@ -188,7 +190,7 @@ class OnSlurm:
         names = [job.job_id for job in sent]
         return {name: _job(name, key, Path(folder), _array(name)) for key, name in zip(keys, names, strict=True)}
 
-    def _earlier(self, store: Path, wanted: set[str]) -> tuple[dict[str, _Job], list[str]]:
+    def _earlier(self, store: Path, wanted: set[str]) -> tuple[dict[str, _Job], dict[str, _Job]]:
         """This store's jobs in the queue, one for each of the wanted cells; and those that wait there to no purpose. They are
         known by their script, which lies in the store: SLURM may give a job's number again."""
         found = _squeue("%i|%T|%o", f"--user={os.getuid()}")
@@ -198,7 +200,7 @@ class OnSlurm:
         mine = json.loads(json.dumps(asdict(self.settings)))
         sent: dict[Path, dict[str, Any]] = {}
         jobs: dict[str, _Job] = {}
-        stale: list[str] = []
+        stale: dict[str, _Job] = {}
         taken: set[str] = set()
         for line in sorted(found.stdout.splitlines(), key=lambda line: "|PENDING|" in line):
             name, state, script = line.strip().split("|", 2)
@@ -211,7 +213,7 @@ class OnSlurm:
                 continue
             key = sent[folder]["keys"][int(name.partition("_")[2] or 0)]
             if state == "PENDING" and key in wanted and (key in taken or sent[folder]["settings"] != mine):
-                stale.append(name)
+                stale[name] = _job(name, key, folder, name)
             elif key in wanted and key not in taken:
                 taken.add(key)
                 jobs[name] = _job(name, key, folder, name)
@@ -231,12 +233,12 @@ class OnSlurm:
             if name in self.jobs and state in GOING_ON and STUCK.search(reason):
                 remedy = next(change for pattern, change in CHANGES if re.search(pattern, reason))
                 self._warn(reason, f"SLURM jobs will not start: {reason}; {remedy} (see `scontrol show job {name}`)")
-        return {name: states.get(name, "GONE") for name in self.jobs}
+        # of jobs that were cancelled before they began SLURM tells by their array alone
+        return {name: states.get(name) or states.get(_array(name), "GONE") for name in self.jobs}
 
     def _close(self, name: str, state: str) -> Ended:
         job = self.jobs.pop(name)
-        for pickle in job.pickles:
-            pickle.unlink(missing_ok=True)
+        job.remove_pickles()
         if state == "COMPLETED":
             return Ended(job.key)
         if state == "GONE":
@@ -260,6 +262,10 @@ class _Job:
     log: Path
     pickles: tuple[Path, ...]
     cancel: str  # what scancel is given to end it: the whole array, where that is ours
+
+    def remove_pickles(self) -> None:
+        for pickle in self.pickles:
+            pickle.unlink(missing_ok=True)
 
 
 class _Cell:
