@@ -72,6 +72,39 @@ def test_what_is_not_the_papers_is_said_in_words():
     assert setting(config("table1", device="cuda", test_batch_size=7)) == setting(config("table1", "cl", 3))
 
 
+def test_rules_without_a_strength_go_with_those_they_were_run_beside():
+    """cl, tbp and rbp have no beta that could be the paper's or not."""
+    others = [done(config("table1", rule, dataset="mnist", beta=0.5), 0.1) for rule in ("c-ep", "n-ep")]
+    alone = [done(config("table1", rule, dataset="mnist"), 0.1) for rule in ("cl", "tbp")]
+    elsewhere = done(config("table1", "cl", dataset="svhn"), 0.1)
+
+    def rules(records):
+        return {
+            section.name: {(rule, dataset) for group in section.groups for rule, dataset in group.cells}
+            for section in sections(records)
+        }
+
+    assert rules([*alone, elsewhere]) == {"table1": {("cl", "mnist"), ("tbp", "mnist"), ("cl", "svhn")}}
+    mine = {("c-ep", "mnist"), ("n-ep", "mnist"), ("cl", "mnist"), ("tbp", "mnist")}
+    assert rules([*others, *alone, elsewhere]) == {"table1": {("cl", "svhn")}, "grid": mine}
+    papers = [done(config("table1", rule, dataset="mnist"), 0.1) for rule in ("c-ep", "n-ep")]
+    assert rules([*others, *alone, *papers]) == {"table1": mine, "grid": mine}
+
+
+def test_a_strength_that_goes_with_another_setting_is_named():
+    runs = [
+        done(config("quick", rule, beta=b, nudged__iterations=k), 0.1)
+        for rule in ("c-ep", "n-ep")
+        for b, k in ((0.1, 12), (0.5, 8))
+    ]
+    (section,) = sections(runs)
+    assert {group.heading for group in section.groups} == {"K = 12, ω = 1.4, β = 0.1", "K = 8, ω = 1.4, β = 0.5"}
+    same = [done(config("quick", "c-ep", beta=0.1, nudged__iterations=k), 0.1) for k in (12, 8)]
+    (section,) = sections(same)
+    assert {group.heading for group in section.groups} == {"K = 12, ω = 1.4", "K = 8, ω = 1.4"}
+    assert lay_out(section).note[1].endswith(", β = 0.1")
+
+
 def test_the_strength_of_a_rule_is_its_own_unless_given():
     assert beta(config("quick", "n-ep")) == 0.25
     assert beta(config("quick", "n-ep", beta=0.1)) == 0.1
@@ -285,14 +318,42 @@ def test_what_latex_would_read_as_commands_is_escaped():
 def test_latex_compiles_and_fits_the_page(report, tmp_path):
     tables = sorted(report.glob("*.tex"))
     assert [path.stem for path in tables] == ["grid", "table1"]
-    inputs = "".join(rf"\input{{{path}}}" for path in tables)
-    head = r"\documentclass{article}\usepackage{booktabs,graphicx}\begin{document}"
-    (tmp_path / "all.tex").write_text(head + inputs + r"\end{document}", encoding="utf-8")
+    said = compiled(tables, tmp_path)
+    assert "Overfull \\hbox" not in said
+    assert "Float too large" not in said
+
+
+def compiled(tables: list[Path], folder: Path) -> str:
+    """What LaTeX says of a paper with these tables."""
+    inputs = r"\clearpage".join(rf"\input{{{path}}}" for path in tables)
+    head = r"\documentclass{article}\usepackage{booktabs,graphicx}\extrafloats{100}\begin{document}"
+    (folder / "all.tex").write_text(head + inputs + r"\end{document}", encoding="utf-8")
     words = ["pdflatex", "-interaction=nonstopmode", "-halt-on-error", "all.tex"]
-    ran = subprocess.run(words, cwd=tmp_path, capture_output=True, check=False)
+    ran = subprocess.run(words, cwd=folder, capture_output=True, check=False)
     said = ran.stdout.decode(errors="replace")
     assert ran.returncode == 0, said[-2000:]
-    assert "Overfull \\hbox" not in said
+    return said
+
+
+def test_what_a_long_table_leaves_out_is_said_and_latex_has_it_on_several_pages(tmp_path, capsys):
+    settings = [config("quick", "c-ep", epochs=n) for n in range(1, 351)]
+    for i, made_with in enumerate(settings):
+        write_run(tmp_path / "runs" / f"{i}", done(made_with, 0.1))
+    main(["report", str(tmp_path / "runs")])
+    assert "310 more rows in the files" in capsys.readouterr().out
+    report = tmp_path / "runs" / "report"
+    text = (report / "report.md").read_text(encoding="utf-8")
+    assert text.count("50 more rows are in grid.csv.") == 2  # of errors and of times
+    assert "50 more rows are in grid.csv." in (report / "report.html").read_text(encoding="utf-8")
+    assert (report / "grid.csv").read_text(encoding="utf-8").count("\n") == 1 + 350
+    latex = (report / "grid.tex").read_text(encoding="utf-8")
+    assert latex.count("C-EP &") == 350
+    pages = -(-350 // 13)  # of 40 lines; a setting's heading, its rules and its row take 3
+    assert latex.count(r"\begin{table}") == latex.count(r"\end{table}") == pages
+    assert f"(2 of {pages})" in latex
+    assert len(set(re.findall(r"\\label\{(.*?)\}", latex))) == pages
+    said = compiled([report / "grid.tex"], tmp_path) if shutil.which("pdflatex") else ""
+    assert "Float too large" not in said
 
 
 def test_the_runs_of_this_repository_are_reported():

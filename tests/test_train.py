@@ -337,7 +337,9 @@ def test_free_phases_that_take_all_they_may_and_stay_above_the_wanted_residual_a
 
 def test_a_layer_that_saturates_is_a_warning_once(tmp_path, caplog):
     model = dataclasses.replace(SMALL.model, gains=(0.8, 4.0, 4.0))  # the layers above drive each other up
-    config = dataclasses.replace(SMALL, epochs=2, model=model, optimiser=Optimiser(rates=(1e-6,)), residual_warning=1e9)
+    config = dataclasses.replace(
+        SMALL, epochs=2, model=model, optimiser=Optimiser(rates=(1e-6,), rate_min=0.0), residual_warning=1e9
+    )
     with caplog.at_level(logging.WARNING, logger="ebl"):
         result = train(config, tmp_path / "run", dataset=few())
     shares = result["final"]["saturation"]

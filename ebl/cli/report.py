@@ -75,13 +75,16 @@ def _brief(layout: Layout) -> Table:
 
 def _lessons(report: Report) -> list[str]:
     lines = []
-    for found in report.findings[: SHOWN // 10]:
+    shown = report.findings[: SHOWN // 10]
+    for found in shown:
         if len(report.findings) > 1:
             lines.append(": ".join(filter(None, [found.title, found.heading])))
         for answer in found.answers:
             said = answer.ours_overall or "not in these runs"
             lines.append(f"{answer.lesson.number}. {answer.lesson.claim}: {said}")
             lines += [f"   against the paper, {name}: {line}" for name, line in answer.against]
+    if more := len(report.all_findings) - len(shown):
+        lines.append(f"{more} more settings are in lessons.csv")
     return lines
 
 

@@ -21,7 +21,7 @@ def write_report(name: str, records: Sequence[Record], out: Path, left_out: Sequ
     be read."""
     report = Report(name, records, left_out)
     files = {"report.html": to_html(report), "report.md": to_markdown(report), "runs.csv": runs_csv(records)}
-    for section, layout in zip(report.sections, report.tables, strict=True):
+    for section, layout in zip(report.sections, report.whole_tables, strict=True):
         files |= {f"{section.name}.csv": cells_csv(section), f"{section.name}.tex": to_latex(layout)}
     if report.findings:
         files["lessons.csv"] = lessons_csv(report.all_findings)

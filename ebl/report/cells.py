@@ -119,9 +119,7 @@ class Section:
 
 def sections(records: Iterable[Record]) -> list[Section]:
     """The paper's tables that have runs here, then the runs that are in none of them."""
-    kinds: dict[str | None, list[Record]] = defaultdict(list)
-    for record in records:
-        kinds[belongs(record.config)].append(record)
+    kinds = _kinds(list(records))
     compared, best = kinds["comparison"], kinds["best"]
     on_mnist = [run for run in compared if run.config["rule"] == "c-ep" and run.config["dataset"] == "mnist"]
     if best or len(on_mnist) == len(compared):  # the best setting on MNIST is the comparison's
@@ -138,6 +136,22 @@ def sections(records: Iterable[Record]) -> list[Section]:
         _grid(kinds[None]),
     ]
     return [section for section in found if section.groups]
+
+
+def _kinds(records: Sequence[Record]) -> dict[str | None, list[Record]]:
+    """The runs by the paper's table they belong to. Rules without a strength go with those they were run beside: to their own
+    table where these have another strength than the paper's, to both where some have."""
+    found: dict[str | None, list[Record]] = defaultdict(list)
+    beside: dict[tuple[Setting, str], set[str | None]] = defaultdict(set)
+    kind_of = [belongs(record.config) for record in records]
+    for record, kind in zip(records, kind_of, strict=True):
+        if beta(record.config) is not None:
+            beside[setting(record.config), record.config["dataset"]].add(kind)
+    for record, kind in zip(records, kind_of, strict=True):
+        others = beside[setting(record.config), record.config["dataset"]] if beta(record.config) is None else set()
+        for one in {kind} if kind is None or not others else others & {kind, None} or {kind}:
+            found[one].append(record)
+    return found
 
 
 def _section(

@@ -34,8 +34,12 @@ class Report:
         return sections(self.records)
 
     @cached_property
+    def whole_tables(self) -> list[Layout]:
+        return [lay_out(section) for section in self.sections]
+
+    @cached_property
     def tables(self) -> list[Layout]:
-        return [lay_out(section).shortened(MOST_ROWS) for section in self.sections]
+        return [layout.shortened(MOST_ROWS) for layout in self.whole_tables]
 
     @cached_property
     def times(self) -> list[Layout]:

@@ -71,8 +71,8 @@ def _find(section: Section, group: Group) -> Findings:
     theirs = {dataset: _theirs(group, dataset, samples) for dataset, samples in ours.items()}
     answers = []
     for lesson in LESSONS:
-        mine = {dataset: judge(lesson, samples) for dataset, samples in ours.items()}
-        papers = {dataset: judge(lesson, samples) for dataset, samples in theirs.items() if samples}
+        mine = {dataset: judge(lesson, samples, dataset) for dataset, samples in ours.items()}
+        papers = {dataset: judge(lesson, samples, dataset) for dataset, samples in theirs.items() if samples}
         asked = [dataset for dataset in papers if lesson.where in ("", dataset)]
         against = [(dataset_name(d), line) for d in asked for line in contradictions(lesson, mine[d], papers[d])]
         answers.append(Answer(lesson, mine, papers, tuple(against)))

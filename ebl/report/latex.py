@@ -3,8 +3,9 @@ r"""A table as LaTeX, ready for a paper: \usepackage{booktabs,graphicx}, then \i
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
-from ebl.report.layout import Entry, Layout, Row
+from ebl.report.layout import Block, Entry, Layout, Row
 
 _SIGNS = {
     **{c: f"\\{c}" for c in "&%$#_{}"},
@@ -23,15 +24,41 @@ _SIGNS = {
 }
 
 
+ROOM = 40  # lines of figures on a page
+
+
 def to_latex(layout: Layout) -> str:
+    """One table, or as many as the pages it fills."""
+    pages = _pages(layout)
+    return "\n".join(_table(page, f"{i} of {len(pages)}" if len(pages) > 1 else "") for i, page in enumerate(pages, 1))
+
+
+def _pages(layout: Layout) -> list[Layout]:
+    """Parted where a page is full."""
+    pages: list[list[Block]] = [[]]
+    left = ROOM
+    for block in layout.blocks:
+        pages[-1].append(replace(block, rows=()))
+        for row in block.rows:
+            lines = 1 + len(row.lines) + 2 * (not pages[-1][-1].rows)  # and the block's heading
+            if lines > left and left < ROOM:
+                pages.append([replace(block, rows=())])
+                left = ROOM
+            pages[-1][-1] = replace(pages[-1][-1], rows=(*pages[-1][-1].rows, row))
+            left -= lines
+    return [replace(layout, blocks=tuple(block for block in page if block.rows)) for page in pages]
+
+
+def _table(layout: Layout, number: str) -> str:
     notes: dict[str, str] = {}  # letters of what is to be known of single figures
+    title = f"{layout.title} ({number})" if number else layout.title
     columns = "l" + "r" * len(layout.columns)
     lines = [
         r"% \usepackage{booktabs,graphicx}",
         r"\begin{table}",
         r"\centering\small\setlength{\tabcolsep}{4pt}",
-        rf"\caption{{{escaped(layout.title)}. {escaped('. '.join(filter(None, layout.note)))}.}}",
-        rf"\label{{tab:ebl-{layout.name}}}",
+        rf"\caption{{{escaped('. '.join(filter(None, [title, *layout.note])))}.}}",
+        rf"\label{{tab:ebl-{layout.name}{f'-{number.split()[0]}' if number else ''}}}",
         r"\resizebox{\ifdim\width>\linewidth\linewidth\else\width\fi}{!}{%",
         rf"\begin{{tabular}}{{{columns}}}",
         r"\toprule",

@@ -63,7 +63,12 @@ class Layout:
             if rows < most:
                 kept.append(replace(block, rows=block.rows[: most - rows]))
             rows += len(block.rows)
-        return replace(self, blocks=tuple(kept), left_out=max(rows - most, 0))
+        return replace(self, blocks=tuple(kept), left_out=self.left_out + max(rows - most, 0))
+
+    @property
+    def more(self) -> str:
+        """Where the rows are that were left out."""
+        return f"{self.left_out} more rows are in {self.name.removesuffix('-time')}.csv" if self.left_out else ""
 
     @property
     def spans(self) -> list[tuple[str, int]]:

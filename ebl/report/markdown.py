@@ -19,6 +19,8 @@ def to_markdown(report: Report) -> str:
         parts += ["## The paper's five lessons, asked of these runs", " ".join(report.method)]
         for found in report.findings:
             parts += _lessons(found)
+        if report.findings_left_out:
+            parts.append(f"{report.findings_left_out} more settings are in lessons.csv.")
     panels, more = report.drawn
     if panels:
         parts.append("## Curves")
@@ -87,7 +89,7 @@ def _lessons(found: Findings) -> list[str]:
 
 
 def _note(layout: Layout) -> str:
-    return f"{'. '.join(map(_plain, filter(None, layout.note)))}."
+    return f"{'. '.join(map(_plain, filter(None, (*layout.note, layout.more))))}."
 
 
 def _plain(text: str) -> str:

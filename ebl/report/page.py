@@ -20,6 +20,7 @@ LOOKS = {
     "open": ("calm", "?"),
     "one seed": ("calm", "·"),
     "no runs": ("calm", "–"),
+    "not asked": ("calm", "–"),
 }
 
 
