@@ -137,6 +137,14 @@ def test_settings_from_flags_reach_every_run(capsys, tmp_path):
         assert (c.epochs, c.batch_size, c.seed, c.settle, c.model.gains) == (2, 25, 4, 5e-4, (0.3, 0.4, 0.5))
 
 
+def test_flags_that_make_runs_of_a_study_the_same_say_so(capsys, tmp_path):
+    (tmp_path / "mine.yaml").write_text(tiny_yaml(tmp_path, "grid: {seed: [0, 1], nudged.omega: [1.0, 1.2]}"))
+    dry = said(capsys, "run", "mine.yaml", "--relax", "fast", "--dry-run")
+    assert "make 4 runs of the study 2" in dry
+    assert "0 of 2 runs done" in dry
+    assert "of the study" not in said(capsys, "run", "mine.yaml", "--seeds", "0", "--dry-run")
+
+
 @pytest.mark.parametrize(
     ("words", "line"),
     [

@@ -190,6 +190,13 @@ def test_values_become_what_their_setting_is(key, value, read):
         ("{grid: {seed: [0]}, overrides: [{match: {seed: 0}, skip: true}]}", "no cell is left"),
         ("{grid: {seed: [0]}, overrides: [{set: {seed: 0}}]}", "overrides, number 1"),
         ("{grid: {seed: [0]}, overrides: [{match: {sed: 0}}]}", "did you mean seed?"),
+        (
+            "{grid: {seed: [0]}, overrides: [{match: {seed: 0}}]}",
+            "overrides, number 1 changes nothing: give set, label or skip",
+        ),
+        ("{grid: {seed: [0]}, overrides: [{match: {seed: 0}, skip: 'false'}]}", "skip = 'false': give true or false"),
+        ("{grid: {seed: [0]}, overrides: [{match: {seed: 7}, set: {beta: 1}}]}", "no run matches {'seed': 7}"),
+        ("{set: {seed: 1}, grid: {seed: [0]}}", "seed is both in set and in grid: give it once"),
         ("{grid: {seed: [0]}, label: '{epoch}'}", "label = '{epoch}': setting = 'epoch' is unknown: did you mean epochs?"),
         ("{grid: {seed: [0]}, label: '{epochs'}", "label = '{epochs'"),
         ("{grid: {seed: [0]}, label: '{epochs:{seed}}'}", "label = '{epochs:{seed}}'"),
@@ -205,6 +212,13 @@ def test_a_file_that_is_no_study_is_one_line_with_file_key_and_remedy(text, said
     assert said in str(caught.value)
     assert "\n" not in str(caught.value)
     assert str(caught.value).startswith("mine.yaml")
+
+
+def test_an_override_for_all_blocks_need_match_in_one_only():
+    text = "overrides: [{match: {rule: cl}, set: {epochs: 3}}]\ncells: [{set: {rule: cl}}, {set: {rule: c-ep}}]"
+    assert [cell.config.epochs for cell in parse_study(text, "mine", "mine.yaml").cells] == [3, 100]
+    text = "set: {epochs: 9}\ncells: [{set: {rule: cl}}, {grid: {epochs: [1, 2]}}]"  # the block's count
+    assert [cell.config.epochs for cell in parse_study(text, "mine", "mine.yaml").cells] == [9, 1, 2]
 
 
 def test_unknown_studies_and_files_are_one_line(capsys, tmp_path, monkeypatch):

@@ -51,6 +51,10 @@ class Late(Base):
     def __init__(self, size):
         super().__init__()
 
+class Plain:
+    def energy(self, x, state):
+        return x.sum(1)
+
 class Mute(nn.Module):
     def init_state(self, x):
         return (x,)
@@ -110,6 +114,7 @@ def energies(tmp_path, monkeypatch):
         (["--net", "empty.py:A"], "defines no torch.nn.Module"),
         (["--net", "mine.py:Late"], "it must be made without arguments"),
         (["--net", "mine.py:Mute"], "has no method energy"),
+        (["--net", "mine.py:Plain"], "mine.py:Plain is no torch.nn.Module: derive it from that"),
         (
             ["--net", "mine.py:Loud"],
             f"no shape of x was found that Loud of mine.py takes, line {line_of('raise')}: RuntimeError: no shape fits",

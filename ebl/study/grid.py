@@ -175,6 +175,13 @@ def with_settings(cells: Iterable[Cell], values: Mapping[str, Any]) -> tuple[Cel
 def _merged(study: dict[str, Any], block: dict[str, Any], where: str) -> dict[str, Any]:
     """A block with what the study says for all: settings and lists add up, the block's count."""
     merged = {**{key: study[key] for key in _BLOCK if key in study}, **block}
+    for part in (study, block):
+        if (
+            isinstance(part.get("set"), dict)
+            and isinstance(part.get("grid"), dict)
+            and (both := [*part["set"].keys() & part["grid"]])
+        ):
+            raise InputError(f"{where}: {both[0]} is both in set and in grid: give it once")
     for key, kind in (("set", dict), ("grid", dict), ("overrides", list)):
         parts = [part[key] for part in (study, block) if part.get(key) is not None]
         if not all(isinstance(part, kind) for part in parts):
@@ -197,8 +204,6 @@ def _expand(block: dict[str, Any], where: str, met: set[int]) -> Iterator[Cell]:
         check_key(key, f"{where}: grid")
         if not isinstance(values, list) or not values:
             raise InputError(f"{where}: grid: {key} = {values!r}: give a list of at least one value, such as [{values or 0}]")
-        if key in settings:
-            raise InputError(f"{where}: {key} is both in set and in grid: give it once")
         axes[key] = [check_value(key, value, f"{where}: grid") for value in values]
     overrides = [_override(found, f"{where}: overrides, number {i}") for i, found in enumerate(block["overrides"], 1)]
     for values in itertools.product(*axes.values()):
