@@ -175,12 +175,9 @@ def with_settings(cells: Iterable[Cell], values: Mapping[str, Any]) -> tuple[Cel
 def _merged(study: dict[str, Any], block: dict[str, Any], where: str) -> dict[str, Any]:
     """A block with what the study says for all: settings and lists add up, the block's count."""
     merged = {**{key: study[key] for key in _BLOCK if key in study}, **block}
-    for part in (study, block):
-        if (
-            isinstance(part.get("set"), dict)
-            and isinstance(part.get("grid"), dict)
-            and (both := [*part["set"].keys() & part["grid"]])
-        ):
+    for one, other in ((study, study), (block, block), (block, study)):
+        values, lists = one.get("set"), other.get("grid")
+        if isinstance(values, dict) and isinstance(lists, dict) and (both := [key for key in values if key in lists]):
             raise InputError(f"{where}: {both[0]} is both in set and in grid: give it once")
     for key, kind in (("set", dict), ("grid", dict), ("overrides", list)):
         parts = [part[key] for part in (study, block) if part.get(key) is not None]
