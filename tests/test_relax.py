@@ -238,6 +238,10 @@ class Shaped(torch.nn.Module):
         (lambda n, x: ebl.relax(n, x[:, :3]), ["(4, 3)", "(batch, 5)"]),
         (lambda n, x: ebl.relax(Shaped(()), x), ["block 0", "shape (4,)", "(B, units)"]),
         (lambda n, x: ebl.relax(Shaped((0,)), x), ["block 0", "shape (4, 0)", "(B, units)"]),
+        (
+            lambda n, x: ebl.relax(Shaped(energy=lambda x, s: s[0].detach().sum(1)), x),
+            ["does not depend on the state", "no detach"],
+        ),
         (lambda n, x: ebl.relax(Shaped(bounds=(None, None)), x), ["bounds has 2 entries for 1 blocks", "None for each"]),
         (lambda n, x: ebl.relax(Shaped(bounds=((1.0, 0.0),)), x), ["bounds[0] = (1.0, 0.0)", "low below high"]),
         (lambda n, x: ebl.relax(Shaped(update=lambda k, *_: None), x), ["update(0, ...) gives None", "(4, 1)"]),

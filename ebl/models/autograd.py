@@ -41,6 +41,8 @@ def autograd_update(
         g = torch.zeros_like(s)  # of a block without a part in the energy
         if before.requires_grad:
             (g,) = torch.autograd.grad(before.sum(), s, create_graph=True, allow_unused=True, materialize_grads=True)
+        elif not net.energy(x, tuple(v.detach().requires_grad_() for v in state)).requires_grad:
+            raise InputError("the energy does not depend on the state for autograd: use no detach, no_grad or numpy in it")
     before, gd, sd = before.detach(), g.detach(), s.detach()
     blocked = ((sd <= low) & (gd > 0)) | ((sd >= high) & (gd < 0))  # at a bound, and pushed against it
     step = 1 / _curvature(g, s, memo, k)
