@@ -60,8 +60,6 @@ class Optimiser:
         for name in ("weight_decay", "rate_min"):
             if not 0 <= getattr(self, name) < inf:
                 raise InputError(f"optimiser.{name} = {getattr(self, name)}: use 0 or a small positive number")
-        if self.rate_min > min(self.rates):
-            raise InputError(f"optimiser.rate_min = {self.rate_min}: rates fall to it from {min(self.rates)}; use less, or 0")
         if not 0 <= self.momentum < 1:
             raise InputError(f"optimiser.momentum = {self.momentum}: use a value from 0 to below 1, such as 0.9")
 
@@ -107,8 +105,6 @@ class Config:
         for name in ("epochs", "batch_size", "test_batch_size"):
             if getattr(self, name) < 1:
                 raise InputError(f"{name} = {getattr(self, name)}: use a positive number")
-        if not self.residual_warning > 0:
-            raise InputError(f"residual_warning = {self.residual_warning}: use a positive number such as 1e-3, or inf")
         for name in ("pad", "crop", "val"):
             if (getattr(self, name) or 0) < 0:
                 raise InputError(f"{name} = {getattr(self, name)}: use 0 or a positive number")
@@ -133,6 +129,15 @@ class Config:
         """The dataset's entry, with this config's own pad, crop and flip."""
         changed = {name: value for name in ("pad", "crop", "flip") if (value := getattr(self, name)) is not None}
         return dataclasses.replace(spec(self.dataset), **changed)
+
+
+def check_new(config: Config) -> None:
+    """What is refused of a run that begins; runs that began with it before go on."""
+    o = config.optimiser
+    if o.rate_min > min(o.rates):
+        raise InputError(f"optimiser.rate_min = {o.rate_min}: rates fall to it from {min(o.rates)}; use less, or 0")
+    if not config.residual_warning > 0:
+        raise InputError(f"residual_warning = {config.residual_warning}: use a positive number such as 1e-3, or inf")
 
 
 def build_network(config: Config) -> Hopfield:

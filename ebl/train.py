@@ -22,7 +22,7 @@ from torch import Tensor
 
 from ebl.atomic import append_line, read_json, read_lines, write_atomically
 from ebl.checkpoint import fill, image_layout, load_checkpoint, save_checkpoint
-from ebl.config import Config, build_network, differences, read_config, to_json
+from ebl.config import Config, build_network, check_new, differences, read_config, to_json
 from ebl.data import Dataset, Split, checked_split, load
 from ebl.data.batches import Batches
 from ebl.data.fingerprint import check_data, fingerprint, keep_data
@@ -70,6 +70,8 @@ def train(
     seconds leave out what a kill lost. Several processes (see `ebl.parallel.join`) call this alike, each with its own `ranks`:
     they have a part of each batch, and the first one alone writes, and tells `watch`."""
     out = Path(out)
+    if not (out / "config.json").exists():
+        check_new(config)
     device = check_device(ranks.device(config.device))
     data = load(config.dataset, data_dir) if dataset is None else dataset
     for split in (data.train, data.test):
@@ -198,11 +200,11 @@ class _Run:
         self.tests: dict[str, Batches] = {}
         train = data.train
         if config.val:
-            have = len(train.labels)
-            if config.val < have:
-                train, val = held_out(train, config.val / have, config.seed)
-            if config.val >= have or len(val.labels) != config.val:
-                raise InputError(f"val = {config.val}: of {have} training images each class keeps one at least; hold fewer out")
+            have, kinds = len(train.labels), len(train.labels.unique())
+            if config.val > have - kinds:
+                least = f"of {have} training images each of {kinds} classes keeps one"
+                raise InputError(f"val = {config.val}: {least}; use at most {have - kinds}")
+            train, val = held_out(train, config.val / have, config.seed)
             self.tests["val"] = self.batches(val, config.test_batch_size)
         self.training = self.batches(train, config.batch_size, seed=config.seed, augment=config.augment)
         self.tests["test"] = self.batches(data.test, config.test_batch_size)

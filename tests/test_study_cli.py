@@ -14,7 +14,7 @@ from ebl.cli import study as command
 from ebl.study.grid import read_study
 from ebl.study.record import Record
 from ebl.study.rows import places, rows
-from ebl.study.store import make_store, open_store
+from ebl.study.store import make_store, mark, open_store
 
 
 @pytest.fixture(autouse=True)
@@ -71,7 +71,8 @@ def test_show_tells_what_runs_how_far_it_is_and_what_failed(capsys, tmp_path):
     (run / "times.jsonl").write_text('{"epoch": 1, "seconds": 20.0, "training_seconds": 18.0}\n')
     store.tell("failed", keys[1], error="no luck", retry=True)
     store.tell("failed", keys[2], error="no machine", retry=True)
-    store.tell("again", keys[2])
+    store.tell("again", keys[2], after=mark(store.failures()[keys[2]]))
+    store.tell("again", keys[1], after=mark({"error": "an earlier failure"}))
     with store.claim(keys[0]):
         shown = said(capsys, "show", "quick")
     running = r"running: tbp on fashion-mini, seed 0: 1 of 3 epochs, 20 s each, about 40 s left; for \d+ s on .*, process \d+"

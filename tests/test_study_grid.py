@@ -171,7 +171,8 @@ def test_values_become_what_their_setting_is(key, value, read):
         ("preset: quick", "neither a grid nor cells"),
         ("grid: {}", "mine.yaml: grid is empty: give a list of values, such as seed: [0, 1]"),
         ("grid:\npreset: quick", "mine.yaml: grid is empty"),
-        ("{preset: quick, cells: [{grid: {}}]}", "mine.yaml: grid is empty"),
+        ("{preset: quick, cells: [{grid: {}}]}", "mine.yaml: cells, block 1: grid is empty"),
+        ("set: {free: {iterations: 7}}\ngrid: {free.iterations: [3, 4]}", "free.iterations is both in set and in grid"),
         ("gird: {seed: [0]}", "mine.yaml: key = 'gird' is unknown: did you mean grid?"),
         ("grid: {ruel: [cl]}", "mine.yaml: grid: setting = 'ruel' is unknown: did you mean rule?"),
         ("grid: {seed: []}", "grid: seed = []: give a list of at least one value"),
@@ -217,6 +218,10 @@ def test_a_file_that_is_no_study_is_one_line_with_file_key_and_remedy(text, said
 def test_an_override_for_all_blocks_need_match_in_one_only():
     text = "overrides: [{match: {rule: cl}, set: {epochs: 3}}]\ncells: [{set: {rule: cl}}, {set: {rule: c-ep}}]"
     assert [cell.config.epochs for cell in parse_study(text, "mine", "mine.yaml").cells] == [3, 100]
+    text = "grid: {rule: [cl, c-ep]}\noverrides: [{match: {rule: cl}, skip: true}, {match: {rule: cl}, set: {epochs: 3}}]"
+    assert [cell.config.rule for cell in parse_study(text, "mine", "mine.yaml").cells] == ["c-ep"]  # both match
+    text = "label: A\ngrid: {seed: [0]}\noverrides: [{match: {seed: 0}, label: ''}]\ncells: [{grid: {}}]"
+    assert [cell.label for cell in parse_study(text, "mine", "mine.yaml").cells] == [""]
     text = "set: {epochs: 9}\ncells: [{set: {rule: cl}}, {grid: {epochs: [1, 2]}}]"  # the block's count
     assert [cell.config.epochs for cell in parse_study(text, "mine", "mine.yaml").cells] == [9, 1, 2]
 

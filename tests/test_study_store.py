@@ -20,7 +20,7 @@ from ebl.study.grid import with_settings
 from ebl.study.journal import Tail, append, claimed, holder, readable
 from ebl.study.merge import merge
 from ebl.study.record import read_run
-from ebl.study.store import make_store, open_store, records
+from ebl.study.store import make_store, mark, open_store, records
 from ebl.train import train
 
 RESULTS = Path(__file__).parent.parent / "results"
@@ -285,7 +285,7 @@ def test_merging_brings_failures_with_their_tracebacks_once(tmp_path):
     fail(there, keys[0], "no luck again", attempt=2, time="2026-01-02T00:00:00+00:00")
     partly(there, keys[0], epochs=1)
     fail(there, keys[1], "no machine")
-    there.tell("again", keys[1])
+    there.tell("again", keys[1], after=mark(there.failures()[keys[1]]))
     fail(there, keys[2], "failed there, done here")
     run_cell(here.folder, keys[2])
     fail(there, keys[3], "failed there on Thursday")

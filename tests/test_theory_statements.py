@@ -265,6 +265,48 @@ def test_no_constant_in_the_energy_hides_that_an_update_is_wrong(off, constant):
         theory.free_energy(Off(), torch.ones(1, 1, dtype=torch.float64), torch.ones(1, 1, dtype=torch.float64), 0.0)
 
 
+def test_an_energy_that_autograd_does_not_see_is_not_judged_by_its_slopes():
+    class Unseen(Parabola):
+        def energy(self, x, state):
+            return (0.5 * self.a * (state[0].detach() - self.t * x) ** 2).sum(1)
+
+        def update(self, k, x, state, boundary, memo):
+            beta = torch.as_tensor(getattr(boundary, "beta", 0.0)).view(-1, 1)
+            return (self.a * self.t * x + beta * getattr(boundary, "target", 0.0)) / (self.a + beta)
+
+    x = torch.ones(1, 1, dtype=torch.float64)
+    expected = 2 * 0.25 / (2 + 0.25) * (0.7 - 2) ** 2 / 2  # a b / (a + b) C
+    assert theory.free_energy(Unseen(), x, 2 * x, 0.25).item() == pytest.approx(expected)
+
+
+def test_a_phase_that_escapes_downhill_is_told_as_such_also_where_it_ends_in_nan():
+    class Slack(Parabola):
+        """Beyond its bottom log cosh grows by 1 for each 1: a push of half a square wins."""
+
+        def energy(self, x, state):
+            return (torch.cosh(5 * (state[0] - self.t * x)).log() / 5).sum(1)  # infinite where cosh is
+
+    x = torch.tensor([[1.0], [0.5]], dtype=torch.float64)
+    with pytest.raises(theory.AssumptionError, match=r"no minimum, nudged at β = -0\.9: the energy falls without end"):
+        theory.free_energy(Slack(), x, -3 * torch.ones_like(x), -0.9)
+
+
+def test_one_large_block_leaves_the_others_their_precision():
+    class Mixed(Parabola):
+        """E = 1/2 (h / s - t x)^2 + (o - h / s)^2 + 1/2 o^2, with h of size s and all else of size 1."""
+
+        size = 1e4
+
+        def init_state(self, x):
+            return x.new_zeros(len(x), 1), x.new_zeros(len(x), 1)
+
+        def energy(self, x, state):
+            h, o = state[0] / self.size, state[1]
+            return (0.5 * (h - self.t * x) ** 2 + (o - h) ** 2 + 0.5 * o**2).sum(1)
+
+    assert {name: row.verdict for name, row in rows_of(Mixed()).items() if row.verdict != "holds"} == {}
+
+
 def test_no_constant_in_the_energy_hides_a_hill():
     class Hill(Parabola):
         def energy(self, x, state):

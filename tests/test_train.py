@@ -20,8 +20,9 @@ import ebl
 from ebl import atomic
 from ebl.atomic import read_lines, write_atomically
 from ebl.checkpoint import load_checkpoint, save_checkpoint
-from ebl.config import Model, Optimiser
+from ebl.config import Model, Optimiser, to_json
 from ebl.data import Dataset, Split, load
+from ebl.errors import InputError
 from ebl.presets import preset
 from ebl.relax import Schedule
 from ebl.train import _Run, load_run, train
@@ -333,6 +334,18 @@ def test_free_phases_that_take_all_they_may_and_stay_above_the_wanted_residual_a
     (told,) = [r.getMessage() for r in caplog.records]
     assert "above 1e-09; use more --free.iterations (now 8)" in told
     assert "--omega" not in told  # it is over-relaxed already
+
+
+def test_what_a_new_run_is_refused_for_does_not_end_one_that_began(tmp_path):
+    """As runs made by an earlier version may be."""
+    rising = dataclasses.replace(SMALL, epochs=1, optimiser=Optimiser(rates=(1e-6,)))
+    with pytest.raises(InputError, match=r"optimiser.rate_min = 2e-06: rates fall to it from 1e-06"):
+        train(rising, tmp_path / "new")
+    began = tmp_path / "began"
+    began.mkdir()
+    (began / "config.json").write_text(to_json(rising))
+    assert train(rising, began, resume=True)["final"]["epoch"] == 1
+    assert load_run(began)[0] == rising
 
 
 def test_a_layer_that_saturates_is_a_warning_once(tmp_path, caplog):

@@ -6,6 +6,7 @@ import contextlib
 import io
 import itertools
 import re
+import typing
 from typing import TypeVar
 
 import torch
@@ -14,16 +15,19 @@ from rich.console import Console
 
 from ebl.errors import InputError
 from ebl.relax import Schedule
+from ebl.study.settings import KINDS
 from ebl.train import check_device
 
 T = TypeVar("T")
 
 console, errors = Console(), Console(stderr=True)
 
+MAY_BE_NONE = {f"--{key.replace('_', '-')}" for key, kind in KINDS.items() if type(None) in typing.get_args(kind)}
+
 
 def parse(kind: type[T], prog: str, argv: list[str], default: T | None = None) -> T:
     """tyro's reading of the flags, with its boxed complaints made one line. `none` may be written as everywhere else."""
-    argv = ["None" if word.lower() == "none" else word for word in argv]
+    argv = [_with_none(word, before) for word, before in zip(argv, ["", *argv], strict=False)]
     complaint = io.StringIO()
     try:
         with contextlib.redirect_stderr(complaint):
@@ -42,10 +46,22 @@ def parse(kind: type[T], prog: str, argv: list[str], default: T | None = None) -
         meant = f"; did you mean {hint[0].split()[0]}?" if hint and "nrecognized" in said else ""
         if wrong := re.match(r"Error parsing (\S+?): .*?\['(.*?)'\]", said):
             said = f"{wrong[1]} {wrong[2]}: give {'a number, or none' if 'FLOAT' in said else 'what this flag takes'}"
-        if wrong := re.match(r"Error parsing (\S+?): invalid literal for int\(\) with base 10: '(.*?)'", said):
-            said = f"{wrong[1]} {wrong[2]}: give a whole number"
+        for number, words in (
+            ("whole ", "invalid literal for int\\(\\) with base 10"),
+            ("", "could not convert string to float"),
+        ):
+            if wrong := re.match(rf"Error parsing (\S+?): {words}: '(.*?)'", said):
+                said = f"{wrong[1]} {wrong[2]}: give a {number}number"
         actions = itertools.takewhile(lambda word: re.fullmatch("[a-z]+", word), argv[: 1 if prog == "ebl study" else 0])
         raise InputError(f"{said}{meant}; see {' '.join([prog, *actions])} --help") from None
+
+
+def _with_none(word: str, before: str) -> str:
+    """tyro wants None where a setting may be none."""
+    flag, equals, value = word.partition("=")
+    if equals and flag in MAY_BE_NONE and value.lower() == "none":
+        return f"{flag}=None"
+    return "None" if before in MAY_BE_NONE and word.lower() == "none" else word
 
 
 def typed(argv: list[str], flag: str) -> str | None:

@@ -63,7 +63,9 @@ def news(records: Sequence[Record], store: Store | None) -> Group:
         lines.append(f"failed: {len(failed) - SHOWN} more")
     again = [r for r in records if r.status == "waiting" and r.error]
     lines += [f"failed, waits to be tried again: {title(row[r.key], r.config)}: {r.error}" for r in again[:SHOWN]]
-    if failed and store is not None:
+    if len(again) > SHOWN:
+        lines.append(f"failed, waits to be tried again: {len(again) - SHOWN} more")
+    if (failed or again) and store is not None:
         lines.append(f"tracebacks: {store.folder}/failures; the same `ebl study run` tries failed runs again")
     return Group(*(Text(line) for line in lines))
 

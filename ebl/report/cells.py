@@ -174,7 +174,8 @@ def _grid(runs: Sequence[Record]) -> Section:
         strengths[run.config["rule"]].add(beta(run.config))
     differ = any(len(found) > 1 for found in strengths.values())
     common = shared(groups) if groups else ()
-    labels = {words: {run.label for run in found} for words, found in groups.items()}
+    strong = {words: [run for run in found if beta(run.config) is not None] or found for words, found in groups.items()}
+    labels = {words: {run.label for run in found} for words, found in strong.items()}
     often = Counter(label for found in labels.values() for label in found)
     made: list[Group] = []
     for words, found in groups.items():

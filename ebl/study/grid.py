@@ -104,15 +104,16 @@ def parse_study(text: str, name: str, where: str) -> Study:
         raise InputError(f"{where}: there is neither a grid nor cells; give a grid such as `seed: [0, 1, 2]`")
     if blocks is not None and not (isinstance(blocks, list) and blocks and all(isinstance(b, dict) for b in blocks)):
         raise InputError(f"{where}: cells = {blocks!r}: give a list of blocks, such as `- {{preset: quick}}`")
-    if any("grid" in part and part["grid"] in (None, {}) for part in (found, *(blocks or ()))):
-        raise InputError(f"{where}: grid is empty: give a list of values, such as seed: [0, 1]")
     cells: list[Cell] = []
     met: set[int] = set()
     for i, block in enumerate([{}] if blocks is None else blocks, 1):
         here = where if blocks is None else f"{where}: cells, block {i}"
         for key in block:
             choose(f"{here}: key", str(key), _BLOCK)
-        cells += _expand(_merged(found, block, where), here, met)
+        merged = _merged(found, block, where)
+        if not merged["grid"] and ("grid" in found or "grid" in block):
+            raise InputError(f"{here}: grid is empty: give a list of values, such as seed: [0, 1]")
+        cells += _expand(merged, here, met)
     for part in (found, *(blocks or ())):
         for override in part.get("overrides") or ():
             if id(override) not in met:
@@ -177,7 +178,9 @@ def _merged(study: dict[str, Any], block: dict[str, Any], where: str) -> dict[st
     merged = {**{key: study[key] for key in _BLOCK if key in study}, **block}
     for one, other in ((study, study), (block, block), (block, study)):
         values, lists = one.get("set"), other.get("grid")
-        if isinstance(values, dict) and isinstance(lists, dict) and (both := [key for key in values if key in lists]):
+        if not isinstance(values, dict) or not isinstance(lists, dict):
+            continue
+        if both := [key for key in checked(values, f"{where}: set") if key in lists]:
             raise InputError(f"{where}: {both[0]} is both in set and in grid: give it once")
     for key, kind in (("set", dict), ("grid", dict), ("overrides", list)):
         parts = [part[key] for part in (study, block) if part.get(key) is not None]
@@ -213,12 +216,14 @@ def _cell(
 ) -> Iterator[Cell]:
     """The cell with these settings and what overrides make of it; none if one skips it."""
     known = flat_config(base) | settings
+    skipped = False
     for override in overrides:
         if all(known[key] in values for key, values in override["match"].items()):
             met.add(override["id"])
-            if override["skip"]:
-                return
+            skipped = skipped or override["skip"]
             settings, label = settings | override["set"], override.get("label", label)
+    if skipped:
+        return
     try:
         yield Cell(changed(base, settings), _template(label))
     except InputError as error:
@@ -236,7 +241,7 @@ def _override(found: object, where: str) -> dict[str, Any]:
         match[key] = [check_value(key, v, f"{where}: match") for v in (value if isinstance(value, list) else [value])]
     if not isinstance(found.get("skip", False), bool):
         raise InputError(f"{where}: skip = {found['skip']!r}: give true or false")
-    if not any(found.get(name) for name in ("set", "label", "skip")):
+    if "label" not in found and not any(found.get(name) for name in ("set", "skip")):
         raise InputError(f"{where} changes nothing: give set, label or skip")
     return {"skip": False, **found, "match": match, "set": checked(found.get("set", {}), f"{where}: set"), "id": id(found)}
 

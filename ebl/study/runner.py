@@ -16,7 +16,7 @@ from ebl.errors import InputError
 from ebl.study.executor import Ended, Executor
 from ebl.study.grid import Cell
 from ebl.study.journal import Tail
-from ebl.study.store import Store
+from ebl.study.store import Store, mark
 
 Watcher = Callable[[dict[str, Any]], None]
 """Told of the store's events as they come (event, key, and what belongs to it) and, now and then, of `progress` (epochs by
@@ -78,7 +78,6 @@ class _Running:
         self.tail = Tail(store.events)
         self.outcome = Outcome()
         self.waiting: deque[str] = deque()
-        self.keys = frozenset(keys)
         for key in keys:
             (self.outcome.done if store.is_done(key) else self.waiting).append(key)
         self.started = dict.fromkeys(executor.adopt(store.folder, list(self.waiting)), 0)  # with its failures by then
@@ -102,10 +101,7 @@ class _Running:
     def hear(self) -> None:
         for event in self.tail.news():
             if event.get("event") == "failed":
-                key = event["key"]
-                self.failures[key].append(event)
-                if key in self.keys and key not in self.outcome.failed and self.can_retry(key):
-                    self.store.tell("again", key)  # at once, for whoever looks at the store
+                self.failures[event["key"]].append(event)
             self.watch(event)
 
     def settle(self, worker: Ended) -> None:
@@ -128,14 +124,13 @@ class _Running:
 
     def again(self, key: str) -> None:
         """Try a cell once more, if that can help."""
-        if self.can_retry(key):
-            self.waiting.append(key)
-        else:
-            self.outcome.failed[key] = self.failures[key][-1].get("error", "")
-
-    def can_retry(self, key: str) -> bool:
         failures = self.failures[key]
-        return not failures or (len(failures) <= self.retries and bool(failures[-1].get("retry")))
+        if failures and not (len(failures) <= self.retries and failures[-1].get("retry")):
+            self.outcome.failed[key] = failures[-1].get("error", "")
+            return
+        if failures:  # for whoever looks at the store
+            self.store.tell("again", key, after=mark(failures[-1]))
+        self.waiting.append(key)
 
     def look(self) -> None:
         """At what others work on, and how far everyone is."""

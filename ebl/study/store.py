@@ -196,7 +196,7 @@ class Store:
         for event in read_lines(self.events):
             if event.get("event") == "failed":
                 found[event["key"]] = event
-            elif event.get("event") == "again" and event["key"] in found:
+            elif event.get("event") == "again" and event.get("after") == mark(found.get(event["key"], {})):
                 found[event["key"]] = {**found[event["key"]], "again": True}
             elif event.get("event") in ("done", "claimed"):
                 found.pop(event["key"], None)
@@ -236,6 +236,11 @@ class Store:
         stat = (self.run_folder(record.key) / "result.json").stat()
         values = {f.name: getattr(record, f.name) for f in dataclasses.fields(record)}
         return {"index": INDEX, "key": record.key, "stamp": [stat.st_size, stat.st_mtime_ns], "record": values}
+
+
+def mark(failure: dict[str, Any]) -> list[Any]:
+    """What tells a failure from others of its cell."""
+    return [failure.get(name) for name in ("attempt", "time", "error")]
 
 
 @contextlib.contextmanager

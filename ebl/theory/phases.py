@@ -26,6 +26,8 @@ TOLERANCE = 1e-12  # the residual at which a phase counts as settled
 ITERATIONS = 5000
 OMEGA = 1.5
 FAR = 1e9  # whoever gets there falls for ever
+ROUNDING = 32 * torch.finfo(torch.float64).eps  # of a state: no residual gets much below
+EARLY = (10, 4, 2)  # iterations after which what ends in NaN is looked at again
 PUSH = 1e-5  # off an equilibrium, to see whether it is a minimum
 HIGHER = 1e-8  # an energy that is: relative
 NEAR = 1e-7  # an equilibrium's whereabouts, in parts of its size: beyond, the energy may not fall on
@@ -81,9 +83,15 @@ class Problem:
     iterations: int
 
     def schedule(self, iterations: int | None = None, near: State | None = None) -> Schedule:
-        """As far as the tolerance, in parts of the sizes of a state near where it ends."""
-        size = 1.0 if near is None else float(sizes(near).min())
-        return Schedule(iterations or self.iterations, OMEGA, tolerance=size * self.tolerance)
+        """As far as the tolerance, or the rounding of a state near where it ends."""
+        tolerance = self.tolerance if near is None else float(self.enough(near).min())
+        return Schedule(iterations or self.iterations, OMEGA, tolerance=tolerance)
+
+    def enough(self, state: State) -> Tensor:
+        """The residual of each example that counts as settled: the tolerance, or the rounding of its blocks and target."""
+        target = self.target.repeat(len(state[-1]) // len(self.target), *[1] * (self.target.dim() - 1))
+        sizes = torch.stack([s.flatten(1).square().mean(1).sqrt() for s in (*state, target)]).amax(0)
+        return (ROUNDING * sizes).clamp_min(self.tolerance)
 
 
 def problem(
@@ -161,13 +169,18 @@ def _falls_on(
     moving = len(state) - isinstance(boundary, Clamp)
 
     def slopes(s: State) -> list[Tensor]:
-        """Where units can follow them."""
+        """Where units can follow them; zeros where autograd does not see the energy."""
+        zeros = [torch.zeros_like(v) for v in s[:moving]]
         with torch.enable_grad():
             at = tuple(v.detach().requires_grad_(k < moving) for k, v in enumerate(s))
-            total = (p.net.energy(x, at) + boundary.energy(at[-1])).sum()
-            if not moving or not total.requires_grad:
-                return [torch.zeros_like(v) for v in s[:moving]]
-            found = torch.autograd.grad(total, at[:moving], allow_unused=True, materialize_grads=True)
+            e = p.net.energy(x, at).sum()
+            seen = torch.autograd.grad(e, at[:moving], allow_unused=True) if moving and e.requires_grad else ()
+            if all(g is None for g in seen):
+                return zeros
+            found = [zero if g is None else g for zero, g in zip(zeros, seen, strict=True)]
+            added = boundary.energy(at[-1])
+            if moving == len(s) and isinstance(added, Tensor) and added.requires_grad:
+                found[-1] = found[-1] + torch.autograd.grad(added.sum(), at[-1])[0]
         held = [((v <= low) & (g > 0)) | ((v >= high) & (g < 0)) for v, g, (low, high) in zip(s, found, limits, strict=False)]
         return [torch.where(h, 0.0, g) for h, g in zip(held, found, strict=True)]
 
@@ -212,11 +225,6 @@ def value(p: Problem, loss: Loss, states: States) -> Tensor:
     return torch.stack([weight * level(p, q, states[q]) for q, weight in loss.items()]).sum(0)
 
 
-def sizes(state: State) -> Tensor:
-    """Of each example's largest block, at least 1: residuals are measured in parts of them."""
-    return torch.stack([s.flatten(1).square().mean(1).sqrt() for s in state]).amax(0).clamp_min(1.0)
-
-
 def _relax(p: Problem, group: Sequence[Phase], boundary: Boundary, x: Tensor, start: State | None) -> State:
     """To the tolerance or not at all. Whoever comes no nearer in two chunks would not get there in `iterations` either."""
     done, best, stuck = 0, torch.inf, 0
@@ -225,12 +233,15 @@ def _relax(p: Problem, group: Sequence[Phase], boundary: Boundary, x: Tensor, st
         chunk = min(max(p.iterations // CHUNKS, 20), p.iterations - done)
         settled = relax(p.net, x, p.schedule(chunk, start), start=start, boundary=boundary)
         before, start, done = start or origin, settled.state, done + settled.iterations
-        residual = (settled.residual / sizes(start)).nan_to_num(torch.inf)
+        residual = settled.residual.nan_to_num(torch.inf)
         worst = float(residual.max())
-        if worst <= p.tolerance:
+        if bool((residual <= p.enough(start)).all()):
             return start
         phase = group[int(residual.view(len(group), -1).amax(1).argmax())]
         if any(bool(s.isnan().any()) for s in start):
+            early = (relax(p.net, x, Schedule(n, OMEGA), start=before, boundary=boundary).state for n in EARLY)
+            if any(_falls_far(p, boundary, x, before, state, 1.0, 1.0) for state in early):
+                raise AssumptionError(f"no minimum, {phase}: the energy falls without end")
             raise AssumptionError(f"no convergence, {phase}: the state is NaN after {done} iterations")
         if not all(bool((s.abs() < FAR).all()) for s in start):
             if bool((_total(p, boundary, x, start) < _total(p, boundary, x, origin)).any()):
@@ -239,8 +250,13 @@ def _relax(p: Problem, group: Sequence[Phase], boundary: Boundary, x: Tensor, st
         stuck = stuck + 1 if worst > best / 2 else 0
         best = min(best, worst)
         if done >= p.iterations or stuck == 2:
-            limits = [pair or (-torch.inf, torch.inf) for pair in bounds_of(p.net, len(start))]
-            far = tuple((s + FAR * (s - b)).clamp(*pair) for s, b, pair in zip(start, before, limits, strict=True))
-            if bool((_total(p, boundary, x, far) < _total(p, boundary, x, start) - FAR**0.5).any()):
+            if _falls_far(p, boundary, x, before, start, FAR, FAR**0.5):
                 raise AssumptionError(f"no minimum, {phase}: the energy falls without end")
             raise AssumptionError(f"no convergence, {phase}: residual {worst:.0e} after {done} iterations")
+
+
+def _falls_far(p: Problem, boundary: Boundary, x: Tensor, before: State, after: State, on: float, least: float) -> bool:
+    """Whether the energy is lower still, and by how much, so many times further on in the direction that a relaxation took."""
+    limits = [pair or (-torch.inf, torch.inf) for pair in bounds_of(p.net, len(after))]
+    far = tuple((s + on * (s - b)).clamp(*pair) for s, b, pair in zip(after, before, limits, strict=True))
+    return bool((_total(p, boundary, x, far) < _total(p, boundary, x, after) - least).any())

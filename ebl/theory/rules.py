@@ -10,7 +10,7 @@ from torch import Tensor
 from ebl.rules import RULES, estimate_gradients
 from ebl.rules.contrast import Contrast
 from ebl.theory.differences import STEP, Slopes, directions, projected, slopes
-from ebl.theory.phases import FREE_PHASE, AssumptionError, Loss, TooSmallError, contrast, level, sizes
+from ebl.theory.phases import FREE_PHASE, AssumptionError, Loss, TooSmallError, contrast, level
 from ebl.theory.statements import Row, Settled, make_row, unresolved
 from ebl.theory.stiffness import output_response
 from ebl.types import State
@@ -129,7 +129,7 @@ class _Check:
             cost=p.cost,
             start=self.seen.free,
         )
-        enough = (p.tolerance * sizes(e.nudged.state)).clamp_min(schedule.tolerance or 0.0)
+        enough = p.enough(e.nudged.state).maximum(p.enough(self.seen.free))
         if not bool((e.nudged.residual <= enough).all()):
             raise AssumptionError(f"{rule} does not settle: residual {float(e.nudged.residual.max()):.0e}")
         return self.components()
@@ -193,7 +193,7 @@ class _Check:
             for q, w in loss.items()
             if q.boundary == "clamp"
         )
-        unsettled = 10 * p.tolerance * max(1.0, pull * float(sizes(self.seen.free).max()) / size)
+        unsettled = 10 * float(p.enough(self.seen.free).max()) * max(1.0, pull / size)
         return (20 * torch.finfo(torch.float64).eps * terms * len(self.along) ** 0.5 / size + unsettled) / STEP
 
     def kink(self, loss: Loss, difference: Tensor, to: Tensor, limit: float, figure: float) -> str | None:

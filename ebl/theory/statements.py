@@ -297,7 +297,8 @@ def guarded(
 
 def unresolved(limit: float) -> str | None:
     """Beyond this tolerance a figure would say little."""
-    return "rounding hides it, the energies are so large: leave constants out of them" if limit > COARSE else None
+    why = "rounding hides it, energies or states are so large: leave constants out, or take larger units"
+    return why if limit > COARSE else None
 
 
 def order_of(errors: Sequence[float]) -> float:
