@@ -291,6 +291,19 @@ def test_a_phase_that_escapes_downhill_is_told_as_such_also_where_it_ends_in_nan
         theory.free_energy(Slack(), x, -3 * torch.ones_like(x), -0.9)
 
 
+def test_a_stiff_energy_is_allowed_what_its_tolerance_leaves_of_the_rules():
+    """dE/dt = -a x (o - t x) moves by a times as much as the state is off."""
+    x, y = torch.ones(2, 1, dtype=torch.float64), torch.tensor([[0.0], [2.0]], dtype=torch.float64)
+    rows = rows_of(Parabola(1e7), x, y)
+    assert "fails" not in {row.verdict for row in rows.values()}
+    row = starting(rows, "p-ep at β = 0.25 descends")
+    size = (1e7 * 0.25 / (1e7 + 0.25) / 0.25) * abs(float((0.7 - y).mean()))  # of the gradient
+    sway = 1e7 * 1e-12 * 2 / 0.25  # of two phases, over beta
+    assert row.limit < 1e-2
+    assert 0.1 * 10 * sway / size < row.limit < 10 * 10 * sway / size  # with pushes drawn at random
+    assert starting(rows_of(Parabola(2.0), x, y), "p-ep at β = 0.25 descends").limit < 3e-6
+
+
 def test_one_large_block_leaves_the_others_their_precision():
     class Mixed(Parabola):
         """E = 1/2 (h / s - t x)^2 + (o - h / s)^2 + 1/2 o^2, with h of size s and all else of size 1."""

@@ -9,8 +9,9 @@ from torch import Tensor
 
 from ebl.rules import RULES, estimate_gradients
 from ebl.rules.contrast import Contrast
+from ebl.rules.differentiate import by_parameters
 from ebl.theory.differences import STEP, Slopes, directions, projected, slopes
-from ebl.theory.phases import FREE_PHASE, AssumptionError, Loss, TooSmallError, contrast, level
+from ebl.theory.phases import FREE_PHASE, AssumptionError, Loss, Phase, TooSmallError, contrast, level
 from ebl.theory.statements import Row, Settled, make_row, unresolved
 from ebl.theory.stiffness import output_response
 from ebl.types import State
@@ -185,7 +186,7 @@ class _Check:
         return make_row(text, where, relation, limit, figure, unmet, doubt, unresolved(limit))
 
     def rounding(self, loss: Loss, size: float) -> float:
-        """What float64 and unsettled ends leave uncertain of the finite differences, in parts of the gradient."""
+        """What float64 and unsettled ends leave uncertain of finite differences and estimates, in parts of the gradient."""
         p = self.seen.p
         terms = sum(abs(w) * float(level(p, q, self.seen.at(q)).abs().mean()) for q, w in loss.items())
         pull = sum(  # where o_beta moves with o*, what that is off counts in the first order
@@ -194,7 +195,22 @@ class _Check:
             if q.boundary == "clamp"
         )
         unsettled = 10 * float(p.enough(self.seen.free).max()) * max(1.0, pull / size)
-        return (20 * torch.finfo(torch.float64).eps * terms * len(self.along) ** 0.5 / size + unsettled) / STEP
+        differences = (20 * torch.finfo(torch.float64).eps * terms * len(self.along) ** 0.5 / size + unsettled) / STEP
+        return differences + 10 * sum(abs(w) * self.sway(q) for q, w in loss.items()) / size
+
+    def sway(self, phase: Phase) -> float:
+        """How much dE/dtheta moves, along the directions, where a phase ends as far off as the tolerance."""
+        p, state = self.seen.p, self.seen.at(phase)
+        generator = torch.Generator().manual_seed(0)
+        push = [torch.randn(s.shape, generator=generator, dtype=s.dtype) for s in state]
+
+        def slope(far: float) -> Tensor:
+            there = tuple(s + far * n for s, n in zip(state, push, strict=True))
+            with torch.enable_grad():
+                found = by_parameters(self.net, [p.net.energy(p.x, there).mean()])
+            return projected(found, self.net, self.along)
+
+        return float((slope(STEP) - slope(-STEP)).norm() / (2 * STEP) * p.enough(state).max())
 
     def kink(self, loss: Loss, difference: Tensor, to: Tensor, limit: float, figure: float) -> str | None:
         """What is not smooth within the finite differences, if something is not and it can explain the figure."""
