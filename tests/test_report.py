@@ -91,6 +91,14 @@ def test_rules_without_a_strength_go_with_those_they_were_run_beside():
     assert rules([*others, *alone, *papers]) == {"table1": mine, "grid": mine}
 
 
+def test_a_label_stays_where_rules_without_a_strength_join():
+    strong = [
+        replace(done(config("table1", rule, dataset="mnist", beta=0.5), 0.1), label="strong") for rule in ("c-ep", "n-ep")
+    ]
+    (section,) = sections([*strong, done(config("table1", "cl", dataset="mnist"), 0.1)])
+    assert [(group.heading, len(group.cells)) for group in section.groups] == [("strong", 3)]
+
+
 def test_a_strength_that_goes_with_another_setting_is_named():
     runs = [
         done(config("quick", rule, beta=b, nudged__iterations=k), 0.1)
