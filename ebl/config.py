@@ -75,7 +75,7 @@ class Config:
     batch_size: int = 128  # of the training
     seed: int = 0  # of the weights, the order of the data and its augmentation
     device: str = "cpu"  # cpu or cuda
-    precision: str = "auto"  # on cuda: fp16 (fused kernels), tf32 or fp32; auto is fp16 for energy-based rules, else tf32
+    precision: str = "auto"  # on cuda: fp16 (fused kernels), tf32, fp32; auto: fp16 where the kernels take the run, else tf32
     model: Model = field(default_factory=Model)
     free: Schedule = field(default_factory=lambda: Schedule(60))  # relaxation of the free phase and at test time
     nudged: Schedule = field(default_factory=lambda: Schedule(15))  # relaxation of each perturbed phase

@@ -416,13 +416,11 @@ def test_a_cpu_takes_the_plain_path_and_says_so_once_where_another_was_asked_for
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        ({"rule": "tbp"}, "rule tbp"),
-        ({"rule": "rbp"}, "rule rbp"),
         ({"free": Schedule(9, tolerance=1e-3)}, "a tolerance"),
         ({"nudged": Schedule(9, tolerance=1e-3)}, "a tolerance"),
         ({"nudged": Schedule(9, order="even-first")}, "two orders"),
         (
-            {"rule": "tbp", "precision": "fp16", "nudged": Schedule(9, "chebyshev:0.9")},
+            {"rule": "tbp", "nudged": Schedule(9, "chebyshev:0.9")},
             "tbp with nudged.omega = chebyshev:0.9",
         ),
         ({"free": Schedule(9, order="synchronous"), "nudged": Schedule(9, order="synchronous")}, "order synchronous"),
@@ -439,12 +437,9 @@ def test_what_the_fused_kernels_cannot_take_is_told(change, reason):
 def test_the_fused_kernels_take_the_papers_rules_and_networks():
     pytest.importorskip("triton")
     for config in (CONV, DEEP, DENSE, ONE, preset("fast")):
-        for rule in ("cl", "p-ep", "n-ep", "c-ep", "p-cpl", "n-cpl", "c-cpl", "r-ep"):
-            beta = None if rule == "cl" else config.beta
+        for rule in RULES:
+            beta = None if rule in ("cl", "tbp", "rbp") else config.beta
             small = replace(config, rule=rule, beta=beta)
-            assert not_fused(small, build_network(replace(CONV))) is None
-        for rule in ("tbp", "rbp"):
-            small = replace(config, rule=rule, beta=None, precision="fp16")
             assert not_fused(small, build_network(replace(CONV))) is None
     assert not_fused(CONV, build_network(CONV).double()) == "torch.float64 parameters"
     assert not_fused(CONV, DenseHopfield((4, 3))) == "no hidden layer"

@@ -241,13 +241,13 @@ def test_the_path_follows_the_precision_and_the_rule(caplog):
         assert chosen() == chosen(precision="fp16") == "fused fp16"
         assert chosen(precision="tf32") == "captured tf32"
         assert chosen(precision="fp32") == "captured fp32"
-        assert chosen(rule="tbp", beta=None, precision="fp16") == "fused fp16"
+        assert chosen(rule="tbp", beta=None) == chosen(rule="rbp", beta=None) == "fused fp16"
         assert not caplog.records
-        assert chosen(rule="tbp", beta=None) == "captured tf32"
+        assert chosen(rule="tbp", beta=None, nudged=Schedule(9, "chebyshev:0.9")) == "captured tf32"
         assert chosen(free=Schedule(9, tolerance=1e-3)) == "captured tf32"
     told = [r.getMessage() for r in caplog.records]
     assert len(told) == 2
-    assert "(rule tbp)" in told[0]
+    assert "(tbp with nudged.omega = chebyshev:0.9)" in told[0]
     assert "(a tolerance)" in told[1]
 
 

@@ -1,6 +1,6 @@
 """The fast paths on a GPU, and which one a run takes.
 
-fp16   the fused kernels (see `step`): Hopfield networks, 16-bit products, float32 sums; TBP and RBP only where asked for
+fp16   the fused kernels (see `step`): Hopfield networks, 16-bit products, float32 sums: every rule
 tf32   the plain path, recorded as CUDA graphs unless a tolerance or R-EP's signs are looked at (see `captured`), with TF32
        convolutions: every rule
 fp32   the same without TF32
@@ -20,7 +20,6 @@ from ebl.parallel import ALONE, Ranks
 from ebl.relax import Schedule
 from ebl.rules import RULES
 from ebl.rules.backprop import Unrolled
-from ebl.rules.contrast import Contrast
 from ebl.steps import PlainStep, Stepper, evaluate
 
 log = logging.getLogger("ebl")
@@ -69,11 +68,8 @@ def not_fused(config: Config, net: Hopfield) -> str | None:
 
     if triton is None:
         return "Triton is not installed"
-    if not isinstance(RULES[config.rule], Contrast):
-        if config.precision != "fp16":  # its speed and gradients have not been measured on a GPU yet
-            return f"rule {config.rule}"
-        if isinstance(RULES[config.rule], Unrolled) and isinstance(config.nudged.omega, str):
-            return f"{config.rule} with nudged.omega = {config.nudged.omega}"
+    if isinstance(RULES[config.rule], Unrolled) and isinstance(config.nudged.omega, str):
+        return f"{config.rule} with nudged.omega = {config.nudged.omega}"
     if config.free.tolerance is not None or config.nudged.tolerance is not None:
         return "a tolerance"
     if config.free.order != config.nudged.order:
