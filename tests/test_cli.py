@@ -112,6 +112,11 @@ def test_train_evaluate_resume_and_presets(capsys, tmp_path):
     )
     main(["train", "--rule", "n-ep", "--omega", "chebyshev:0.8", "--seed", "3", "--resume", "--out", out, *TINY])
     assert capsys.readouterr().out.startswith(f"{out} is done already")
+    main(["precision", out, "--device", "cpu", "--images", "4", "--json"])
+    found = json.loads(capsys.readouterr().out)
+    assert [row["precision"] for row in found["rows"]] == ["fp32"]
+    assert (found["config"], found["images"]) == (config, 4)
+    assert {"commit", "hardware"} <= found.keys()
     main(["presets"])
     said = capsys.readouterr().out
     assert "cifar100-sota-300" in said
@@ -146,6 +151,13 @@ def test_tensorboard_logs_hold_the_metrics(tmp_path, capsys):
 def test_the_core_imports_torch_numpy_and_safetensors_only():
     code = "import ebl, ebl.train, ebl.presets, sys; print([m for m in ('tyro', 'rich', 'matplotlib') if m in sys.modules])"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize("words", [["--help"], ["presets"], ["train", "--help"]], ids=" ".join)
+def test_a_reader_that_has_seen_enough_is_no_error(words):
+    with subprocess.Popen([sys.executable, "-m", "ebl", *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as child:
+        child.stdout.close()
+        assert child.stderr.read() == b""
 
 
 def test_help_and_version_work_as_a_module():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import logging
+import os
 import sys
 from collections.abc import Sequence
 
@@ -43,9 +44,13 @@ def main(argv: Sequence[str] | None = None) -> None:
             print(__version__)
         else:
             importlib.import_module(f"ebl.cli.{choose('command', argv[0], COMMANDS)}").run(argv[1:])
+        sys.stdout.flush()
     except InputError as error:
         print(f"ebl: {error}", file=sys.stderr)
         sys.exit(2)
+    except BrokenPipeError:  # whoever reads, such as head, has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # nothing is left to flush into the pipe
+        sys.exit(1)
     except OSError as error:
         where = f"{error.filename}: " if error.filename else ""
         print(f"ebl: {where}{error.strerror or error}; check that it exists and may be read and written", file=sys.stderr)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import tyro
@@ -16,6 +16,7 @@ from ebl.data.batches import Batches
 from ebl.data.fingerprint import check_data
 from ebl.errors import InputError
 from ebl.precision import compare
+from ebl.provenance import provenance
 from ebl.train import load_run
 
 
@@ -47,7 +48,8 @@ def run(argv: list[str]) -> None:
     x, y = next(batches.epoch(0))
     rows = compare(config, net, x, y)
     if args.json:
-        print(json.dumps([{"precision": r.precision, "cosines": r.cosines, "sizes": r.sizes} for r in rows]))
+        about = {"run": args.run.name, "images": args.images, "config": asdict(config), **provenance(device)}
+        print(json.dumps({**about, "rows": [asdict(row) for row in rows]}))
         return
     table = Table("precision", *(f"layer {k + 1}" for k in range(len(net.links))), "largest size error", box=SIMPLE_HEAD)
     for row in rows:
