@@ -18,6 +18,7 @@ from ebl.report.cells import Cell, Group
 from ebl.report.collect import Report
 from ebl.report.command import command
 from ebl.report.findings import Findings
+from ebl.report.layout import OWN
 from ebl.report.markdown import grid, table
 from ebl.report.read import read
 from ebl.report.svg import as_file
@@ -70,7 +71,7 @@ def beside_the_paper(report: Report) -> str:
     for group, rule, dataset, cell in each_cell(report):
         theirs, ours = group.theirs.get((rule, dataset)), cell.percent("test_error")
         if theirs and theirs.test and ours and cell.seconds:
-            what = ", ".join(filter(None, [rule_name(rule), dataset_name(dataset), f"{group.epochs} epochs", group.heading]))
+            what = ", ".join([rule_name(rule), dataset_name(dataset), f"{group.epochs} epochs", group.heading or OWN])
             difference = signed(ours.mean - float(theirs.test.mean))
             times = (duration(cell.seconds.mean), theirs.time or "")
             lines.append((what, f"**{ours}**", str(theirs.test), difference, *times, seeds(cell)))
@@ -83,7 +84,7 @@ def cells(report: Report) -> str:
     lines = []
     for group, rule, dataset, cell in each_cell(report):
         if cell.done:
-            what = f"{rule_name(rule)}, {dataset_name(dataset)}, {group.epochs} epochs"
+            what = f"{rule_name(rule)}, {dataset_name(dataset)}, {group.epochs} epochs, {group.heading or OWN}"
             commits, hardware = (joined(sorted({made(run, name) for run in cell.done})) for name in ("commit", "hardware"))
             lines.append((what, f"`{command(cell.done[0].config)}`", seeds(cell), commits, hardware))
     return f"{grid(heads, lines)}\n"

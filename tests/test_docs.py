@@ -45,4 +45,4 @@ def test_finished_runs_of_a_study_are_kept_without_checkpoints_and_shown_beside_
     assert kept == {"config.json", "metrics.jsonl", "times.jsonl", "result.json"}
     assert not (tmp_path / "results/p-ep").exists()
     (line,) = (line for line in (tmp_path / "README.md").read_text(encoding="utf-8").splitlines() if line.startswith("| N-EP"))
-    assert line.startswith("| N-EP, CIFAR-10, 100 epochs | **12.30** | 11.9 ± 0.3 | +0.40 |")
+    assert line.startswith("| N-EP, CIFAR-10, 100 epochs, the paper's setting | **12.30** | 11.9 ± 0.3 | +0.40 |")
