@@ -53,7 +53,10 @@ def refused(capsys, *words: str) -> str:
         (["train", "--rule", "cl", "--beta", "0.5"], "beta = 0.5 for cl"),
         (["train", "--omega", "2"], "omega = 2.0: relaxation needs 0 < omega < 2"),
         (["train", "--omega", "0"], "omega = 0"),
-        (["train", "--free.omega", "-1"], "omega = -1"),
+        (["train", "--free.omega", "-1"], "free.omega = -1"),
+        (["train", "--nudged.iterations=0"], "nudged.iterations = 0"),
+        (["train", "--free.iterations", "5", "--nudged.iterations", "0"], "ebl: iterations = 0"),  # it cannot tell which
+        (["train", "--model.kernel-size", "0"], "model.kernel_size = 0"),
         (["train", "--pad", "1"], "image_size = 30×30"),
         (["train", "--preset", "table1", "--data-dir", "empty"], "ebl data fetch cifar10"),
         (["train", "--epochs", "many"], "--epochs"),
@@ -75,6 +78,10 @@ def refused(capsys, *words: str) -> str:
         (["train", "--dataset", "./mine"], "no such file or folder"),
         (["train", "--threads", "0"], "--threads 0: use a positive number"),
         (["study", "run", "quick", "--processes", "0"], "processes = 0"),
+        (["study", "run", "quick", "--set", "nudged.omega=2"], "nudged.omega = 2.0"),
+        (["study", "run", "quick", "--ray.cpus", "3"], "--ray.cpus is for --on ray, runs are made on local"),
+        (["study", "run", "quick", "--slurm.at-once", "3"], "--slurm.at-once is for --on slurm"),
+        (["study", "run", "quick", "--on", "slurm", "--threads", "3"], "--threads is for --on local, runs are made on slurm"),
         (["evaluate", "nowhere"], "not a run folder"),
     ],
 )

@@ -409,6 +409,9 @@ def test_the_data_command_lists_checks_and_says_what_to_do(small, capsys, monkey
     root = small("mnist", 0, MNIST_GZ, "MNIST/raw")
     main(["data", "list", "--data-dir", str(root)])
     assert capsys.readouterr().out.count("not here") == 5
+    main(["data", "list", "svhn", "--data-dir", str(root)])
+    said = capsys.readouterr().out
+    assert (said.count("not here"), "svhn" in said, "mnist" in said) == (1, True, False)
     main(["data", "check", "--data-dir", str(root)])
     said = capsys.readouterr().out
     assert said.count("as distributed") == 4

@@ -120,11 +120,15 @@ def test_a_dry_run_writes_nothing_and_estimates_from_operations_then_from_what_w
     assert "of runs of the same shape in the store" in again
 
 
-def test_a_dry_run_for_a_gpu_that_is_not_here_lists_the_runs_without_an_estimate(capsys, monkeypatch):
+def test_a_dry_run_for_a_gpu_that_is_not_here_lists_the_runs_without_an_estimate(capsys, monkeypatch, tmp_path):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     shown = said(capsys, "run", "table6", "--device", "cuda", "--data-dir", ".", "--dry-run")
     assert "0 of 27 runs done, 27 waiting (no estimate for cuda: there is no GPU here" in shown
     assert "before it can start: svhn not in" in shown
+    assert "before it can start: device = 'cuda' cannot be used here" in shown
+    (tmp_path / "other").write_text("")
+    shown = said(capsys, "run", "quick", "--store", str(tmp_path / "other"), "--dry-run")
+    assert "other cannot be used (Not a directory): choose another --store" in shown
 
 
 def test_settings_from_flags_reach_every_run(capsys, tmp_path):

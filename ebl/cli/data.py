@@ -49,6 +49,8 @@ def run(argv: list[str]) -> None:
         return
     table = Table("dataset", "images", "classes", "files", box=SIMPLE_HEAD)
     for name, entry in SPECS.items():
+        if args.name not in (None, name):
+            continue
         where = whereabouts(name, root) if name in FORMS else "in the package"
         table.add_row(name, f"{entry.channels}×{entry.size[0]}×{entry.size[1]}", str(entry.num_classes), where)
     console.print(table)

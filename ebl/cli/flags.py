@@ -36,6 +36,10 @@ def parse(kind: type[T], prog: str, argv: list[str], default: T | None = None) -
                 if default is None
                 else tyro.cli(kind, prog=prog, args=argv, default=default)
             )
+    except InputError as error:  # of a group of settings, which does not know its name
+        setting = str(error).partition(" = ")[0].replace("_", "[_-]")
+        groups = {word[2:].partition(".")[0] for word in argv if re.match(rf"--\w+\.{setting}(=|$)", word)}
+        raise InputError(f"{groups.pop()}.{error}" if len(groups) == 1 else str(error)) from error
     except SystemExit as stop:
         if not stop.code:
             raise

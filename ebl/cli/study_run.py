@@ -29,7 +29,7 @@ from ebl.study.on_slurm import OnSlurm, Slurm
 from ebl.study.rows import rows
 from ebl.study.runner import check_data, run_study
 from ebl.study.settings import checked, flat_config, relaxation_of
-from ebl.study.store import STUDIES, Store, make_store, open_store, waiting
+from ebl.study.store import STUDIES, Store, check_folder, make_store, open_store, waiting
 from ebl.train import check_device
 
 EXECUTORS: dict[str, Callable[[Any, str], Executor]] = {"local": OnLocal, "ray": OnRay, "slurm": OnSlurm}
@@ -75,7 +75,7 @@ def run(args: Run) -> None:
     cells = _cells(args, study.cells)
     if args.retries < 0:
         raise InputError(f"--retries {args.retries}: use 0 or more")
-    choose("--on", args.on, EXECUTORS)
+    _check_executor(args)
     if args.data_dir is not None:
         os.environ["EBL_DATA"] = str(args.data_dir.expanduser().resolve())
     folder = args.store or STUDIES / study.name
@@ -119,6 +119,16 @@ def _cells(args: Run, cells: Sequence[Cell]) -> tuple[Cell, ...]:
     return changed
 
 
+def _check_executor(args: Run) -> None:
+    """An error for flags that would do nothing, since runs are made elsewhere."""
+    choose("--on", args.on, EXECUTORS)
+    for name, prefix in (("local", "--"), ("ray", "--ray."), ("slurm", "--slurm.")):
+        given, default = vars(getattr(args, name)), vars(type(getattr(args, name))())
+        changed = [prefix + key.replace("_", "-") for key in given if given[key] != default[key]]
+        if changed and name != args.on:
+            raise InputError(f"{changed[0]} is for --on {name}, runs are made on {args.on}: leave out one of them")
+
+
 def _value(text: str) -> object:
     try:
         return yaml.safe_load(text)
@@ -127,11 +137,17 @@ def _value(text: str) -> object:
 
 
 def _executor(args: Run, cells: Sequence[Cell]) -> Executor:
+    devices = _check_devices(args, cells)
+    return EXECUTORS[args.on](getattr(args, args.on), max(devices))  # cuda where there are both
+
+
+def _check_devices(args: Run, cells: Sequence[Cell]) -> set[str]:
+    """The runs' devices; an error for one that this machine, where it makes them, does not have."""
     devices = {cell.config.device for cell in cells}
     for device in devices if args.on == "local" else ():
         if not device.startswith("cuda") or not torch.cuda.is_available():  # a GPU is left to the workers
             check_device(device)
-    return EXECUTORS[args.on](getattr(args, args.on), max(devices))  # cuda where there are both
+    return devices
 
 
 def _run_shown(store: Store, cells: Sequence[Cell], executor: Executor, retries: int) -> None:
@@ -200,7 +216,8 @@ def _dry_run(cells: Sequence[Cell], folder: Path, args: Run) -> None:
     if sources:
         said += f" ({'; '.join(sources)})"
     console.print(said, highlight=False, soft_wrap=True, markup=False)
-    try:
-        check_data(cells)
-    except InputError as error:
-        console.print(f"before it can start: {error}", highlight=False, soft_wrap=True, markup=False)
+    for check in (lambda: check_data(cells), lambda: _check_devices(args, cells), lambda: check_folder(folder)):
+        try:
+            check()
+        except InputError as error:
+            console.print(f"before it can start: {error}", highlight=False, soft_wrap=True, markup=False)

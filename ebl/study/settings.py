@@ -44,7 +44,12 @@ def changed(config: Config, values: Mapping[str, Any]) -> Config:
         group, _, name = key.rpartition(".")
         groups.setdefault(group, {})[name] = value
     own = groups.pop("", {})
-    return replace(config, **own, **{group: replace(getattr(config, group), **new) for group, new in groups.items()})
+    for group, new in groups.items():
+        try:
+            own[group] = replace(getattr(config, group), **new)
+        except InputError as error:
+            raise InputError(f"{group}.{error}") from error  # such as: free.iterations = 0: ...
+    return replace(config, **own)
 
 
 def checked(values: object, where: str) -> dict[str, Any]:

@@ -78,15 +78,26 @@ def make_store(folder: str | Path, name: str, description: str = "") -> Store:
         store = open_store(folder)
         _make_folders(folder)  # a copy may lack those that were empty
         return store
+    check_folder(folder)
     try:
-        if folder.exists() and any(p.name not in FOLDERS and p.suffix != ".part" for p in folder.iterdir()):
-            raise InputError(f"{folder} holds other things and no study: choose another --store")
         _make_folders(folder)
     except OSError as error:
         raise InputError(f"{folder} cannot be used ({error.strerror}): choose another --store") from error
     about = {"format": FORMAT, "name": name, "description": description}
     write_atomically(folder / "study.json", (json.dumps(about, indent=2) + "\n").encode())
     return Store(folder)
+
+
+def check_folder(folder: Path) -> None:
+    """An error if a store cannot be in this folder; nothing is made."""
+    if (folder / "study.json").exists():
+        open_store(folder)
+        return
+    try:
+        if folder.exists() and any(p.name not in FOLDERS and p.suffix != ".part" for p in folder.iterdir()):
+            raise InputError(f"{folder} holds other things and no study: choose another --store")
+    except OSError as error:
+        raise InputError(f"{folder} cannot be used ({error.strerror}): choose another --store") from error
 
 
 def waiting(cell: Cell) -> Record:
