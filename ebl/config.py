@@ -38,6 +38,10 @@ class Model:
         object.__setattr__(self, "gains", tuple(self.gains))
         choose("model.kind", self.kind, KINDS)
         choose("model.pool", self.pool, POOLS)
+        if self.kernel_size < 1:
+            raise InputError(f"model.kernel_size = {self.kernel_size}: use a positive number, such as 3")
+        if self.padding < 0:
+            raise InputError(f"model.padding = {self.padding}: use 0 or a positive number")
         if min(self.hidden, default=1) < 1:
             raise InputError(f"model.hidden = {self.hidden}: give one positive number a layer")
         if not all(map(isfinite, per_layer("model.gains", self.gains, len(self.hidden) + 1))):

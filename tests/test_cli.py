@@ -1,6 +1,7 @@
 """The command line as a user meets it."""
 
 import json
+import os
 import subprocess
 import sys
 
@@ -55,7 +56,10 @@ def refused(capsys, *words: str) -> str:
         (["train", "--omega", "0"], "omega = 0"),
         (["train", "--free.omega", "-1"], "free.omega = -1"),
         (["train", "--nudged.iterations=0"], "nudged.iterations = 0"),
-        (["train", "--free.iterations", "5", "--nudged.iterations", "0"], "ebl: iterations = 0"),  # it cannot tell which
+        (["train", "--free.iterations", "5", "--nudged.iterations", "0"], "ebl: nudged.iterations = 0"),
+        (["train", "--free.iterations", "0", "--nudged.iterations", "0"], "ebl: iterations = 0"),
+        (["train", "--nudged.order", "back"], "nudged.order = 'back' is unknown: did you mean backward?"),
+        (["train", "--dataset", "./a(b.npz"], "no such file or folder"),
         (["train", "--model.kernel-size", "0"], "model.kernel_size = 0"),
         (["train", "--pad", "1"], "image_size = 30×30"),
         (["train", "--preset", "table1", "--data-dir", "empty"], "ebl data fetch cifar10"),
@@ -78,10 +82,13 @@ def refused(capsys, *words: str) -> str:
         (["train", "--dataset", "./mine"], "no such file or folder"),
         (["train", "--threads", "0"], "--threads 0: use a positive number"),
         (["study", "run", "quick", "--processes", "0"], "processes = 0"),
-        (["study", "run", "quick", "--set", "nudged.omega=2"], "nudged.omega = 2.0"),
-        (["study", "run", "quick", "--ray.cpus", "3"], "--ray.cpus is for --on ray, runs are made on local"),
-        (["study", "run", "quick", "--slurm.at-once", "3"], "--slurm.at-once is for --on slurm"),
-        (["study", "run", "quick", "--on", "slurm", "--threads", "3"], "--threads is for --on local, runs are made on slurm"),
+        (["study", "run", "quick", "--set", "nudged.omega=2"], "ebl: nudged.omega = 2.0"),
+        (["study", "run", "quick", "--set", "model.hidden=[0]"], "ebl: model.hidden = (0,)"),
+        (["study", "run", "quick", "--set", "model.kernel_size=0"], "ebl: model.kernel_size = 0"),
+        (["study", "run", "quick", "--set", "optimiser.momentum=7"], "ebl: optimiser.momentum = 7.0"),
+        (["study", "run", "quick", "--ray.cpus", "3"], "--ray.cpus 3 is for --on ray: add --on ray, or leave it out"),
+        (["study", "run", "quick", "--slurm.at-once", "3"], "--slurm.at-once 3 is for --on slurm"),
+        (["study", "run", "quick", "--on", "slurm", "--threads", "3"], "--threads 3 is for --on local"),
         (["evaluate", "nowhere"], "not a run folder"),
     ],
 )
@@ -160,11 +167,27 @@ def test_the_core_imports_torch_numpy_and_safetensors_only():
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == "[]"
 
 
-@pytest.mark.parametrize("words", [["--help"], ["presets"], ["train", "--help"]], ids=" ".join)
-def test_a_reader_that_has_seen_enough_is_no_error(words):
-    with subprocess.Popen([sys.executable, "-m", "ebl", *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as child:
+@pytest.mark.parametrize("buffered", ["", "1"], ids=["buffered", "unbuffered"])
+@pytest.mark.parametrize("words", [["--help"], ["presets"], ["evaluate", "--help"], ["train", "--help"]], ids=" ".join)
+def test_a_reader_that_has_seen_enough_is_no_error(words, buffered):
+    environment = os.environ | {"PYTHONUNBUFFERED": buffered}
+    command = [sys.executable, "-m", "ebl", *words]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment) as child:
         child.stdout.close()
         assert child.stderr.read() == b""
+
+
+def test_a_command_needs_no_standard_output():
+    done = subprocess.run(["sh", "-c", '"$0" -m ebl --version >&-', sys.executable], stderr=subprocess.PIPE, check=False)
+    assert (done.returncode, done.stderr) == (0, b"")
+
+
+def test_another_broken_pipe_is_told(capsys, monkeypatch):
+    def broken(argv: list[str]) -> None:
+        raise BrokenPipeError(32, "Broken pipe")
+
+    monkeypatch.setattr("ebl.cli.presets.run", broken)
+    assert "Broken pipe" in refused(capsys, "presets")
 
 
 def test_help_and_version_work_as_a_module():

@@ -28,6 +28,7 @@ from ebl.models.hopfield import DenseHopfield
 from ebl.presets import preset
 from ebl.relax import Schedule, relax
 from ebl.rules import RULES, as_target
+from ebl.rules.backprop import Linearised
 from ebl.steps import PlainStep, means_of
 from ebl.train import _Run
 from ebl.types import Settled
@@ -432,6 +433,15 @@ def test_what_the_fused_kernels_cannot_take_is_told(change, reason):
     pytest.importorskip("triton")
     config = replace(CONV, **change)
     assert not_fused(config, build_network(config)) == reason
+
+
+def test_a_rule_of_the_users_own_takes_the_plain_path(monkeypatch):
+    pytest.importorskip("triton")
+    for rule in (Linearised("odd-first"), object()):
+        monkeypatch.setattr("ebl.config.RULES", RULES | {"mine": RULES["rbp"]})
+        config = replace(CONV, rule="mine", beta=None)
+        monkeypatch.setitem(RULES, "mine", rule)
+        assert not_fused(config, build_network(CONV)) == "rule mine"
 
 
 def test_the_fused_kernels_take_the_papers_rules_and_networks():

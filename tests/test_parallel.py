@@ -113,7 +113,13 @@ EXACT = {
     "tolerance": {"rule": "c-ep", **TOLERANT},
 }
 WHAT = ("test", "gradients", "moved", "carried", "sums")
-FUSED = {"c-ep": {"rule": "c-ep"}, "r-ep": {"rule": "r-ep"}, "cl": {"rule": "cl", "beta": None}}
+FUSED = {
+    "c-ep": {"rule": "c-ep"},
+    "r-ep": {"rule": "r-ep"},
+    "cl": {"rule": "cl", "beta": None},
+    "tbp": {"rule": "tbp", "beta": None},
+    "rbp": {"rule": "rbp", "beta": None, "start": "zeros"},
+}
 
 
 def epochs(ranks):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import logging
 import os
+import select
 import sys
 from collections.abc import Sequence
 
@@ -36,22 +37,18 @@ def main(argv: Sequence[str] | None = None) -> None:
     )
     logging.getLogger("ebl").setLevel(logging.INFO)
     try:
-        if not argv or argv[0] in ("-h", "--help"):
-            print("usage: ebl COMMAND [--help]\n")
-            for name, what in COMMANDS.items():
-                print(f"  {name:9s} {what}")
-        elif argv[0] == "--version":
-            print(__version__)
-        else:
-            importlib.import_module(f"ebl.cli.{choose('command', argv[0], COMMANDS)}").run(argv[1:])
-        sys.stdout.flush()
+        try:
+            _run(argv)
+        finally:
+            if sys.stdout is not None:
+                sys.stdout.flush()
     except InputError as error:
         print(f"ebl: {error}", file=sys.stderr)
         sys.exit(2)
-    except BrokenPipeError:  # whoever reads, such as head, has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # nothing is left to flush into the pipe
-        sys.exit(1)
     except OSError as error:
+        if isinstance(error, BrokenPipeError) and _reader_is_gone():  # such as head, which has seen enough
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # nothing is left to flush into the pipe
+            sys.exit(1)
         where = f"{error.filename}: " if error.filename else ""
         print(f"ebl: {where}{error.strerror or error}; check that it exists and may be read and written", file=sys.stderr)
         sys.exit(2)
@@ -59,3 +56,26 @@ def main(argv: Sequence[str] | None = None) -> None:
         again = "the same command with --resume goes on" if argv[0] == "train" else "the same command goes on"
         print(f"ebl: interrupted; {again} where it was", file=sys.stderr)
         sys.exit(130)
+
+
+def _run(argv: list[str]) -> None:
+    if not argv or argv[0] in ("-h", "--help"):
+        print("usage: ebl COMMAND [--help]\n")
+        for name, what in COMMANDS.items():
+            print(f"  {name:9s} {what}")
+    elif argv[0] == "--version":
+        print(__version__)
+    else:
+        importlib.import_module(f"ebl.cli.{choose('command', argv[0], COMMANDS)}").run(argv[1:])
+
+
+def _reader_is_gone() -> bool:
+    """Whether standard output is a pipe that nobody reads any more."""
+    if sys.stdout is None or not hasattr(select, "poll"):
+        return False
+    poll = select.poll()
+    try:
+        poll.register(sys.stdout.fileno(), 0)  # errors are told unasked
+    except (OSError, ValueError):  # closed, or no file
+        return False
+    return any(event & select.POLLERR for _, event in poll.poll(0))

@@ -37,9 +37,7 @@ def parse(kind: type[T], prog: str, argv: list[str], default: T | None = None) -
                 else tyro.cli(kind, prog=prog, args=argv, default=default)
             )
     except InputError as error:  # of a group of settings, which does not know its name
-        setting = str(error).partition(" = ")[0].replace("_", "[_-]")
-        groups = {word[2:].partition(".")[0] for word in argv if re.match(rf"--\w+\.{setting}(=|$)", word)}
-        raise InputError(f"{groups.pop()}.{error}" if len(groups) == 1 else str(error)) from error
+        raise InputError(f"{_group(str(error), argv)}{error}") from error
     except SystemExit as stop:
         if not stop.code:
             raise
@@ -66,6 +64,23 @@ def _with_none(word: str, before: str) -> str:
     if equals and flag in MAY_BE_NONE and value.lower() == "none":
         return f"{flag}=None"
     return "None" if before in MAY_BE_NONE and word.lower() == "none" else word
+
+
+def _group(complaint: str, argv: list[str]) -> str:
+    """`free.` for a complaint such as `iterations = 0: ...`, where --free.iterations 0 was typed."""
+    wrong = re.match(r"(\w+) = (.+?)( is unknown)?:", complaint)
+    if wrong is None:
+        return ""
+    flags = {word.partition("=")[0] for word in argv if re.fullmatch(rf"--\w+\.{wrong[1].replace('_', '[_-]')}(=.*)?", word)}
+    found = [flag for flag in flags if len(flags) == 1 or _same(typed(argv, flag), wrong[2])]
+    return found[0][2:].partition(".")[0] + "." if len(found) == 1 else ""
+
+
+def _same(text: str | None, value: str) -> bool:
+    try:
+        return float(text or "") == float(value)
+    except ValueError:
+        return text == value.strip("'")
 
 
 def typed(argv: list[str], flag: str) -> str | None:

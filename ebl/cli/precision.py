@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass
+from math import isfinite
 from pathlib import Path
+from typing import Any
 
 import tyro
 from rich.box import SIMPLE_HEAD
@@ -48,8 +50,8 @@ def run(argv: list[str]) -> None:
     x, y = next(batches.epoch(0))
     rows = compare(config, net, x, y)
     if args.json:
-        about = {"run": args.run.name, "images": args.images, "config": asdict(config), **provenance(device)}
-        print(json.dumps({**about, "rows": [asdict(row) for row in rows]}))
+        about = {"run": args.run.resolve().name, "images": args.images, "config": asdict(config), **provenance(device)}
+        print(json.dumps({**about, "rows": [_finite(asdict(row)) for row in rows]}))
         return
     table = Table("precision", *(f"layer {k + 1}" for k in range(len(net.links))), "largest size error", box=SIMPLE_HEAD)
     for row in rows:
@@ -57,3 +59,8 @@ def run(argv: list[str]) -> None:
         table.add_row(row.precision, *(f"{value:.5f}" for value in row.cosines), f"{off:.1e}")
     console.print(f"cosine of each layer's weight gradient ({config.rule}) to float64, {args.images} images", highlight=False)
     console.print(table)
+
+
+def _finite(row: dict[str, Any]) -> dict[str, Any]:
+    """JSON has no nan, which a gradient of zeros gives."""
+    return {k: [x if isfinite(x) else None for x in v] if isinstance(v, list) else v for k, v in row.items()}

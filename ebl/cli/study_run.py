@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 
-import torch
 import tyro
 import yaml
 from rich.box import SIMPLE_HEAD
@@ -30,7 +29,6 @@ from ebl.study.rows import rows
 from ebl.study.runner import check_data, run_study
 from ebl.study.settings import checked, flat_config, relaxation_of
 from ebl.study.store import STUDIES, Store, check_folder, make_store, open_store, waiting
-from ebl.train import check_device
 
 EXECUTORS: dict[str, Callable[[Any, str], Executor]] = {"local": OnLocal, "ray": OnRay, "slurm": OnSlurm}
 
@@ -124,9 +122,10 @@ def _check_executor(args: Run) -> None:
     choose("--on", args.on, EXECUTORS)
     for name, prefix in (("local", "--"), ("ray", "--ray."), ("slurm", "--slurm.")):
         given, default = vars(getattr(args, name)), vars(type(getattr(args, name))())
-        changed = [prefix + key.replace("_", "-") for key in given if given[key] != default[key]]
-        if changed and name != args.on:
-            raise InputError(f"{changed[0]} is for --on {name}, runs are made on {args.on}: leave out one of them")
+        changed = [key for key in given if given[key] != default[key]]
+        if changed and name != args.on and not (args.dry_run and name == "local"):  # --processes: an estimate is divided by it
+            flag, value = prefix + changed[0].replace("_", "-"), given[changed[0]]
+            raise InputError(f"{flag} {value} is for --on {name}: add --on {name}, or leave it out")
 
 
 def _value(text: str) -> object:
@@ -137,17 +136,17 @@ def _value(text: str) -> object:
 
 
 def _executor(args: Run, cells: Sequence[Cell]) -> Executor:
-    devices = _check_devices(args, cells)
-    return EXECUTORS[args.on](getattr(args, args.on), max(devices))  # cuda where there are both
+    _check_devices(args, cells)
+    return EXECUTORS[args.on](getattr(args, args.on), max(_devices(cells)))  # cuda where there are both
 
 
-def _check_devices(args: Run, cells: Sequence[Cell]) -> set[str]:
-    """The runs' devices; an error for one that this machine, where it makes them, does not have."""
-    devices = {cell.config.device for cell in cells}
-    for device in devices if args.on == "local" else ():
-        if not device.startswith("cuda") or not torch.cuda.is_available():  # a GPU is left to the workers
-            check_device(device)
-    return devices
+def _check_devices(args: Run, cells: Sequence[Cell]) -> None:
+    for device in _devices(cells):
+        getattr(args, args.on).check_device(device)
+
+
+def _devices(cells: Sequence[Cell]) -> list[str]:
+    return sorted({cell.config.device for cell in cells})
 
 
 def _run_shown(store: Store, cells: Sequence[Cell], executor: Executor, retries: int) -> None:
@@ -216,7 +215,8 @@ def _dry_run(cells: Sequence[Cell], folder: Path, args: Run) -> None:
     if sources:
         said += f" ({'; '.join(sources)})"
     console.print(said, highlight=False, soft_wrap=True, markup=False)
-    for check in (lambda: check_data(cells), lambda: _check_devices(args, cells), lambda: check_folder(folder)):
+    waits = [cell for cell, record in zip(cells, found, strict=True) if record.status != "done"]
+    for check in (lambda: check_data(cells), lambda: _check_devices(args, waits), lambda: check_folder(folder)):
         try:
             check()
         except InputError as error:

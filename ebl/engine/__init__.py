@@ -1,6 +1,6 @@
 """The fast paths on a GPU, and which one a run takes.
 
-fp16   the fused kernels (see `step`): Hopfield networks, 16-bit products, float32 sums: every rule
+fp16   the fused kernels (see `step`): Hopfield networks, 16-bit products, float32 sums: every rule of the paper's
 tf32   the plain path, recorded as CUDA graphs unless a tolerance or R-EP's signs are looked at (see `captured`), with TF32
        convolutions: every rule
 fp32   the same without TF32
@@ -19,7 +19,8 @@ from ebl.models.hopfield import Hopfield
 from ebl.parallel import ALONE, Ranks
 from ebl.relax import Schedule
 from ebl.rules import RULES
-from ebl.rules.backprop import Unrolled
+from ebl.rules.backprop import Linearised, Unrolled
+from ebl.rules.contrast import Contrast
 from ebl.steps import PlainStep, Stepper, evaluate
 
 log = logging.getLogger("ebl")
@@ -68,7 +69,10 @@ def not_fused(config: Config, net: Hopfield) -> str | None:
 
     if triton is None:
         return "Triton is not installed"
-    if isinstance(RULES[config.rule], Unrolled) and isinstance(config.nudged.omega, str):
+    rule = RULES[config.rule]
+    if not isinstance(rule, Contrast | Unrolled) and rule != Linearised():  # such as one of the user's own
+        return f"rule {config.rule}"
+    if isinstance(rule, Unrolled) and isinstance(config.nudged.omega, str):
         return f"{config.rule} with nudged.omega = {config.nudged.omega}"
     if config.free.tolerance is not None or config.nudged.tolerance is not None:
         return "a tolerance"

@@ -7,9 +7,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 from importlib import resources
+from textwrap import wrap
 
 WIDTH, HEIGHT = 420, 260
 LEFT, RIGHT, TOP, BOTTOM = 44, 12, 28, 32
+KEY, LETTER = 36, 5.6  # of a legend: pixels of a line's look and the gaps beside it, and of a letter, about
 LOG_FROM = 5.0  # an axis is logarithmic where the largest value is that many times the smallest
 
 
@@ -77,14 +79,18 @@ def slug(look: str) -> str:
 
 def as_file(picture: str, lines: Sequence[Line]) -> str:
     """A picture that stands alone: its styles inside, its legend below."""
-    columns, step = 3, (WIDTH - LEFT) / 3
-    rows = math.ceil(len(lines) / columns)
-    height = HEIGHT + 8 + 16 * rows
-    key = []
-    for i, line in enumerate(lines):
-        left, top = LEFT + step * (i % columns), HEIGHT + 14 + 16 * (i // columns)
-        key.append(f'<g class="line {line.look}"><path d="M{left:.0f} {top - 4}h24"/></g>')
-        key.append(f'<text x="{left + 30:.0f}" y="{top}">{escape(line.name)}</text>')
+    longest = max(len(line.name) for line in lines)
+    columns = max(1, min(3, int((WIDTH - LEFT) / (KEY + LETTER * longest))))
+    step = (WIDTH - LEFT) / columns
+    key, top = [], HEIGHT + 14
+    for i in range(0, len(lines), columns):
+        names = [wrap(line.name, int((step - KEY) / LETTER)) for line in lines[i : i + columns]]
+        for k, (line, words) in enumerate(zip(lines[i : i + columns], names, strict=True)):
+            left = LEFT + step * k
+            key.append(f'<g class="line {line.look}"><path d="M{left:.0f} {top - 4}h24"/></g>')
+            key += [f'<text x="{left + 30:.0f}" y="{top + 13 * n}">{escape(text)}</text>' for n, text in enumerate(words)]
+        top += 16 + 13 * (max(map(len, names)) - 1)
+    height = top - 6
     head = f'<svg xmlns="http://www.w3.org/2000/svg" class="chart" width="{WIDTH}" height="{height}"'
     body = picture.partition(">")[2].removesuffix("</svg>")
     return f"{head} viewBox='0 0 {WIDTH} {height}'><style>{style()}</style>{body}{''.join(key)}</svg>\n"

@@ -21,6 +21,7 @@ import torch
 from ebl.atomic import disk_error
 from ebl.errors import InputError
 from ebl.study.executor import Ended
+from ebl.train import check_device
 
 PRELOAD = [__name__, "ebl.study.cell", "torch._dynamo"]  # the last is what torch imports when an optimiser is made
 PATIENCE = 5.0  # seconds a worker is given to end before it is killed
@@ -40,6 +41,10 @@ class Local:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise InputError(f"{name} = {value}: use a positive number, such as 2")
+
+    def check_device(self, device: str) -> None:
+        if not device.startswith("cuda") or not torch.cuda.is_available():  # a GPU is left to the workers
+            check_device(device)
 
 
 class OnLocal:

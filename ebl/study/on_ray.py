@@ -43,6 +43,10 @@ class Ray:
         if self.address not in (None, "auto") and not (host and port.isdecimal() and "/" not in host):
             raise InputError(f"ray.address = {self.address}: use auto, HOST:PORT, or leave it out for a fresh cluster")
 
+    def check_device(self, device: str) -> None:
+        if device.startswith("cuda") and self.gpus == 0:
+            raise InputError("ray.gpus = 0, but the runs want cuda: give --ray.gpus 1, or a share such as 0.25")
+
 
 class OnRay:
     """Ray's own retries are off: a task that is lost is told of, and whoever runs the study starts its cell again."""
@@ -50,8 +54,7 @@ class OnRay:
     slots: int | None = None  # Ray queues what does not fit yet
 
     def __init__(self, settings: Ray, device: str = "cpu", *, work: Callable[[Path, str], None] | None = None):
-        if device.startswith("cuda") and settings.gpus == 0:
-            raise InputError("ray.gpus = 0, but the runs want cuda: give --ray.gpus 1, or a share such as 0.25")
+        settings.check_device(device)
         self.settings, self.work = settings, work or _run_cell
         self.ray = _import_ray()
         self.ours = not self.ray.is_initialized()

@@ -102,13 +102,16 @@ class Slurm:
             if option.startswith("-") or not option.partition("=")[0].strip() or not option.isprintable():
                 raise InputError(f"slurm.extra = {option!r}: write NAME=VALUE, or NAME, as sbatch knows it without its dashes")
 
+    def check_device(self, device: str) -> None:
+        if device.startswith("cuda") and self.gpus == 0 and not any("gpu" in option for option in self.extra):
+            raise InputError("slurm.gpus = 0, but the runs want cuda: give --slurm.gpus 1")
+
 
 class OnSlurm:
     slots: int | None = None  # SLURM queues
 
     def __init__(self, settings: Slurm, device: str = "cpu", *, work: Callable[[Path, str], None] | None = None):
-        if device.startswith("cuda") and settings.gpus == 0 and not any("gpu" in option for option in settings.extra):
-            raise InputError("slurm.gpus = 0, but the runs want cuda: give --slurm.gpus 1")
+        settings.check_device(device)
         self.settings, self.work = settings, work or _run_cell
         self.submitit = _import_submitit()
         self.jobs: dict[str, _Job] = {}  # by SLURM's name for them

@@ -48,7 +48,8 @@ def changed(config: Config, values: Mapping[str, Any]) -> Config:
         try:
             own[group] = replace(getattr(config, group), **new)
         except InputError as error:
-            raise InputError(f"{group}.{error}") from error  # such as: free.iterations = 0: ...
+            named = str(error).startswith(f"{group}.")
+            raise InputError(str(error) if named else f"{group}.{error}") from error  # such as: free.iterations = 0: ...
     return replace(config, **own)
 
 
