@@ -166,17 +166,19 @@ def to_json(config: Config) -> str:
     return json.dumps(dataclasses.asdict(config), indent=2) + "\n"
 
 
-def read_config(path: Path) -> Config:
+def read_config(path: Path, dataset: str | None = None) -> Config:
+    """The config in a file; `dataset`: where its dataset is now."""
     try:
-        return from_json(path.read_text(encoding="utf-8"), str(path))
+        return from_json(path.read_text(encoding="utf-8"), str(path), dataset)
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"{path} cannot be read ({error}): restore it, or use another folder") from error
 
 
-def from_json(text: str, name: str = "config.json") -> Config:
+def from_json(text: str, name: str = "config.json", dataset: str | None = None) -> Config:
     """The config `to_json` wrote; an error for anything else."""
     try:
-        return _make(Config, json.loads(text))
+        values = json.loads(text)
+        return _make(Config, values if dataset is None else {**values, "dataset": dataset})
     except InputError:
         raise
     except (ValueError, TypeError, KeyError, AttributeError) as error:

@@ -152,12 +152,12 @@ def _finish(run: _Run, out: Path, lines: list[dict[str, Any]], collapsed: bool) 
     return result
 
 
-def load_run(folder: str | Path, device: str = "cpu") -> tuple[Config, Hopfield]:
-    """The config and the network of a run, as its newest checkpoint has it."""
+def load_run(folder: str | Path, device: str = "cpu", dataset: str | None = None) -> tuple[Config, Hopfield]:
+    """The config and the network of a run, as its newest checkpoint has it. `dataset`: where data of your own are now."""
     folder = Path(folder)
     if not (folder / "config.json").exists():
         raise InputError(f"{folder} is not a run folder: it has no config.json; give the --out of an `ebl train`")
-    config = read_config(folder / "config.json")
+    config = read_config(folder / "config.json", dataset)
     if is_own(config.dataset):  # the network's shape and the normalisation come from these data
         check_data(folder, load(config.dataset))
     net = build_network(config).to(check_device(device))
@@ -208,11 +208,15 @@ class _Run:
             self.tests["val"] = self.batches(val, config.test_batch_size)
         self.training = self.batches(train, config.batch_size, seed=config.seed, augment=config.augment)
         self.tests["test"] = self.batches(data.test, config.test_batch_size)
+        if config.batch_size > len(train.labels) and ranks.first:
+            have = len(train.labels)
+            log.warning("batch_size = %d: there are %d training images, so each epoch is one step", config.batch_size, have)
         if ranks.size > min(config.batch_size, len(train.labels)):
             what = f"batch_size = {config.batch_size}" if config.batch_size < ranks.size else f"{len(train.labels)} images"
             raise InputError(f"{what} for {ranks.size} processes: each needs an example; start fewer processes")
         self.epoch, self.step = 0, 0
         self.part: Part | None = None  # of the batch whose state is carried over
+        self.threads = torch.get_num_threads()
         self.clock = time.perf_counter()
         self.stepper = make_stepper(config, self.net, self.optimiser, ranks)
         self.pace = Pace.starting(config.settle, config.free.iterations)
@@ -317,6 +321,7 @@ class _Run:
             tensors |= dict(zip(self.carried_names(), whole, strict=True))
         totals = self.ranks.total(self.stepper.totals).tolist()
         header = {"epoch": self.epoch, "step": self.step, "totals": totals, "pace": asdict(self.pace)}
+        header["threads"] = self.threads
         if self.ranks.first:
             save_checkpoint(out / "checkpoint.safetensors", tensors, header)
 
@@ -349,6 +354,11 @@ class _Run:
         if self.ranks.first:  # the sums of all ranks together count
             self.stepper.totals.copy_(torch.tensor(header["totals"], dtype=torch.float64))
         self.pace = Pace(**header["pace"])
+        if self.ranks.first and self.epoch < self.config.epochs:
+            log.info("goes on after epoch %d, step %d of %d", self.epoch, self.step, self.training.steps)
+            before = header.get("threads")
+            if before not in (None, self.threads) and self.net.biases[0].device.type == "cpu":
+                log.info("on %s instead of %s threads: its last bits will be others", self.threads, before)
 
     def carried_names(self) -> list[str]:
         return [f"carried.{k}" for k in range(len(self.net.links))]

@@ -187,6 +187,23 @@ def test_whether_units_interact_is_decided_for_each_example():
     torch.testing.assert_close(alone, torch.tensor([5.0, 0.05], dtype=torch.float64))
 
 
+@pytest.mark.parametrize("kind", [torch.float64, torch.int64])
+def test_an_input_of_another_dtype_than_an_own_energys_is_told(kind):
+    class Springs(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a = nn.Parameter(torch.randn(3, 2))
+
+        def init_state(self, x):
+            return (x.new_zeros(len(x), 2),)
+
+        def energy(self, x, state):
+            return (0.5 * state[0] ** 2 - state[0] * (x @ self.a)).sum(1)
+
+    with pytest.raises(ebl.InputError, match=f"x is {str(kind)[6:]}, the network float32: convert one of them"):
+        ebl.estimate_gradients(Springs(), torch.zeros(4, 3, dtype=kind), torch.zeros(4, dtype=torch.long))
+
+
 def test_integer_inputs_work_with_every_rule():
     class Embedded(nn.Module):
         def __init__(self):

@@ -405,6 +405,12 @@ def test_fetch_takes_the_mirror_resumes_checks_and_leaves_no_half_file(small, se
     assert {p.name for p in (root / "SVHN").iterdir()} == {"test_32x32.mat"}
 
 
+def test_a_folder_that_cannot_be_made_is_no_fault_of_the_addresses(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ebl.InputError, match=r"file/data cannot be made \(Not a directory\): choose another --data-dir"):
+        fetch("svhn", tmp_path / "file" / "data")
+
+
 def test_the_data_command_lists_checks_and_says_what_to_do(small, capsys, monkeypatch, tmp_path):
     root = small("mnist", 0, MNIST_GZ, "MNIST/raw")
     main(["data", "list", "--data-dir", str(root)])

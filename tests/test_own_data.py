@@ -268,6 +268,22 @@ def test_data_that_changed_since_training_are_refused(tmp_path, capsys, change, 
     main(["evaluate", str(out)])
 
 
+def test_a_run_is_tested_from_anywhere_when_told_where_its_data_are(tmp_path, monkeypatch, capsys):
+    (tmp_path / "there").mkdir()
+    monkeypatch.chdir(tmp_path / "there")
+    folder(tmp_path / "there" / "mine")
+    train(small_run("./mine"), tmp_path / "run")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit):
+        main(["evaluate", "run"])
+    assert "evaluate takes --dataset" in capsys.readouterr().err
+    main(["evaluate", "run", "--dataset", "there/mine"])
+    (tmp_path / "there" / "mine" / "a" / "00.png").unlink()
+    with pytest.raises(SystemExit):
+        main(["evaluate", "run", "--dataset", "there/mine"])
+    assert "dataset = 'there/mine' has changed since" in capsys.readouterr().err
+
+
 def test_an_image_moved_to_another_class_is_a_change(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     folder(tmp_path / "mine")

@@ -292,7 +292,7 @@ def test_csv_holds_the_figures(report):
     assert len(runs) == 137
     assert {(r["commit"], r["hardware"], r["torch"]) for r in runs} == {(MADE["commit"], MADE["hardware"], MADE["torch"])}
     assert {r["unlike_the_papers_comparison"] for r in runs if r["dataset"] == "mnist"} == {""}
-    assert "ebl train --preset table1 --dataset svhn --rule n-cpl --seed 2" in {r["command"] for r in runs}
+    assert "ebl train --preset table1 --dataset svhn --rule n-cpl --seed 2 --threads 4" in {r["command"] for r in runs}
     assert (report / "lessons.csv").read_text(encoding="utf-8").count("\n") == 1 + 25
 
 

@@ -1,5 +1,7 @@
 """The rules against independent truths, in float64, at convergence."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
@@ -9,6 +11,7 @@ from nets import TIGHT, EnergyOnly, conv, dense, finite_differences, flat, gradi
 import ebl
 from ebl import naive
 from ebl.rules.backprop import Linearised
+from ebl.rules.contrast import Contrast
 
 NETS = {
     "dense": lambda: dense((3, 6, 5, 2), gains=1.2, seed=6),
@@ -269,9 +272,26 @@ def test_what_is_no_energy_is_refused_by_what_it_lacks():
             ebl.estimate_gradients(net, torch.zeros(1, 2), torch.zeros(1, dtype=torch.long))
 
 
+def test_a_contrast_needs_a_boundary_that_there_is_and_two_phases():
+    with pytest.raises(ebl.InputError, match="boundary = 'nugde' is unknown: did you mean nudge"):
+        Contrast("nugde", 0, 1)
+    with pytest.raises(ebl.InputError, match="second = 1 with first = 1: a contrast needs two phases"):
+        Contrast("nudge", 1, 1)
+
+
+class TooFew:
+    def check_beta(self, name, beta, cost=None):
+        return 0.0
+
+    def gradients(self, net, x, target, free, *rest):
+        return [torch.zeros_like(net.weights[0])], free
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [
+        ({"rule": TooFew()}, ["rule TooFew gives 1 gradients", "one for each of the"]),
+        ({"rule": SimpleNamespace(gradients=None)}, ["check_beta and gradients, like those in ebl.RULES"]),
         ({"rule": "cep"}, ["rule = 'cep'", "did you mean c-ep"]),
         ({"rule": "c-ep", "beta": 0}, ["beta = 0 for c-ep", "0.25"]),
         ({"rule": "n-ep", "beta": -0.1}, ["beta = -0.1 for n-ep", "the rule sets the sign"]),

@@ -437,3 +437,22 @@ def test_a_watcher_is_told_of_all_of_an_epochs_seconds_however_often_it_was_save
         seconds = [each["seconds"] for each in read_lines(out / "times.jsonl") if each["epoch"] == line["epoch"]]
         assert len(seconds) == 3  # two saves within, one at the end
         assert line["seconds"] == pytest.approx(sum(seconds))
+
+
+def test_other_threads_and_batches_larger_than_the_data_are_told(tmp_path, caplog):
+    config = dataclasses.replace(SMALL, batch_size=4096, epochs=2)
+    with caplog.at_level(logging.INFO, logger="ebl"), pytest.raises(KeyboardInterrupt):
+        train(config, tmp_path / "run", dataset=few(), watch=_interrupt)
+    path = tmp_path / "run" / "checkpoint.safetensors"
+    tensors, header = load_checkpoint(path)
+    save_checkpoint(path, tensors, {**header, "threads": header["threads"] + 1})
+    with caplog.at_level(logging.INFO, logger="ebl"):
+        train(config, tmp_path / "run", dataset=few(), resume=True)
+    told = " | ".join(r.getMessage() for r in caplog.records)
+    assert f"batch_size = 4096: there are {len(few().train.labels)} training images, so each epoch is one step" in told
+    assert "goes on after epoch 1, step 0 of 1 | on 1 instead of 2 threads: its last bits will be others" in told
+
+
+def _interrupt(event):
+    if "test_error" in event:
+        raise KeyboardInterrupt

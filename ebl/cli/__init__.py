@@ -29,6 +29,13 @@ COMMANDS = {
 """Each is a module of this package, with its flags (`Arguments`) and what it does (`run`)."""
 
 
+GOES_ON = {
+    "train": "; the same command with --resume goes on from the last checkpoint, if there was one already",
+    "study run": "; the same command goes on where it was",
+    "data fetch": "; the same command goes on where it was",
+}
+
+
 def main(argv: Sequence[str] | None = None) -> None:
     """Run one command. Bad input: one line on stderr, exit code 2."""
     argv = list(sys.argv[1:] if argv is None else argv)
@@ -53,13 +60,12 @@ def main(argv: Sequence[str] | None = None) -> None:
         print(f"ebl: {where}{error.strerror or error}; check that it exists and may be read and written", file=sys.stderr)
         sys.exit(2)
     except KeyboardInterrupt:
-        again = "the same command with --resume goes on" if argv[0] == "train" else "the same command goes on"
-        print(f"ebl: interrupted; {again} where it was", file=sys.stderr)
+        print(f"ebl: interrupted{GOES_ON.get(' '.join(argv[:2]), GOES_ON.get(argv[0], ''))}", file=sys.stderr)
         sys.exit(130)
 
 
 def _run(argv: list[str]) -> None:
-    if not argv or argv[0] in ("-h", "--help"):
+    if not argv or argv[0] in ("-h", "--help", "help"):
         print("usage: ebl COMMAND [--help]\n")
         for name, what in COMMANDS.items():
             print(f"  {name:9s} {what}")

@@ -44,7 +44,10 @@ def run(argv: list[str]) -> None:
         counts = (row["batch"], row["free_iterations"], row["nudged_iterations"])
         speed = (f"{row['milliseconds']:.4g}", f"{row['tflops_per_second']:.3g}", f"{100 * row['share_of_ceiling']:.0f} %")
         beside = (f"{row['naive_milliseconds']:.4g}", f"{row['ratio']:.1f}")
-        test = (str(row["test_iterations"]), f"{row['test_seconds']:.3g}")
+        test = (
+            str(row["test_iterations"]),
+            f"{row['test_seconds']:.3f}" if row["test_seconds"] < 10 else f"{row['test_seconds']:.0f}",
+        )
         table.add_row(row["preset"], row["engine"], *map(str, counts), *speed, *beside, *test)
     console.print(title, highlight=False, soft_wrap=True)
     (console if console.is_terminal else Console(width=150)).print(table)

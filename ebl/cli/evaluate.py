@@ -29,6 +29,8 @@ class Arguments:
     """Over-relaxation, if not the config's."""
     device: str = "cpu"
     """cpu or cuda"""
+    dataset: str | None = None
+    """Where data of your own are now, if they moved since."""
     data_dir: Path | None = None
     """Where dataset files are; otherwise EBL_DATA, or the user's cache folder."""
     json: bool = False
@@ -37,7 +39,7 @@ class Arguments:
 
 def run(argv: list[str]) -> None:
     args = parse(Arguments, "ebl evaluate", argv)
-    config, net = load_run(args.run, args.device)
+    config, net = load_run(args.run, args.device, args.dataset)
     schedule = test_schedule(args.run, config)
     if args.iterations is not None:
         schedule = replace(schedule, iterations=args.iterations)
@@ -51,6 +53,6 @@ def run(argv: list[str]) -> None:
         print(json.dumps({"run": str(args.run), "dataset": config.dataset, "split": "test", **found}))
         return
     table = Table("test set of", "error %", "top-5 error %", "cost", "residual", "iterations")
-    numbers = (100 * found["error"], 100 * found["top5_error"], found["cost"])
-    table.add_row(config.dataset, *(f"{v:.4g}" for v in numbers), f"{found['residual']:.1e}", f"{found['iterations']:.4g}")
+    errors = (f"{100 * found[name]:.2f}" for name in ("error", "top5_error"))
+    table.add_row(config.dataset, *errors, f"{found['cost']:.4g}", f"{found['residual']:.1e}", f"{found['iterations']:.4g}")
     console.print(table)

@@ -46,6 +46,7 @@ def parse(kind: type[T], prog: str, argv: list[str], default: T | None = None) -
         hint = [line for line in lines if line.startswith("--")][:1]
         said = " ".join(itertools.takewhile(lambda line: not line.startswith(("Argument", "Perhaps", "For full")), lines))
         meant = f"; did you mean {hint[0].split()[0]}?" if hint and "nrecognized" in said else ""
+        meant = "" if meant and hint[0].split()[0] in argv else meant  # of another action
         if wrong := re.match(r"Error parsing (\S+?): .*?\['(.*?)'\]", said):
             said = f"{wrong[1]} {wrong[2]}: give {'a number, or none' if 'FLOAT' in said else 'what this flag takes'}"
         for number, words in (

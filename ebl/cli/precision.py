@@ -32,6 +32,8 @@ class Arguments:
     """Training images to take the gradient of."""
     device: str | None = None
     """cpu or cuda; cuda unless given, where there is a GPU."""
+    dataset: str | None = None
+    """Where data of your own are now, if they moved since."""
     data_dir: Path | None = None
     """Where dataset files are; otherwise EBL_DATA, or the user's cache folder."""
     json: bool = False
@@ -41,7 +43,7 @@ class Arguments:
 def run(argv: list[str]) -> None:
     args = parse(Arguments, "ebl precision", argv)
     device = pick_device(args.device)
-    config, net = load_run(args.run, str(device))
+    config, net = load_run(args.run, str(device), args.dataset)
     data = load(config.dataset, args.data_dir)
     check_data(args.run, data)
     if not 0 < args.images <= len(data.train.labels):

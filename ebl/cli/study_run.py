@@ -85,6 +85,9 @@ def run(args: Run) -> None:
     executor = None if finished else _executor(args, cells)
     store = make_store(folder, study.name, study.description)
     if executor is not None:
+        if not console.is_terminal:  # where no bar moves
+            left = sum(not store.is_done(cell.key) for cell in cells)
+            console.print(f"{left} of {len(cells)} runs to make: a line for each; {folder}", highlight=False, soft_wrap=True)
         _run_shown(store, cells, executor, args.retries)
     asked = {cell.key for cell in cells}
     found = [record for record in store.records() if record.key in asked]

@@ -150,7 +150,7 @@ class _Bar:
     """Progress on stderr, gone when done."""
 
     def __init__(self, name: str):
-        self.name = name
+        self.name, self.said = name, False
         self.bar = Progress(
             TextColumn("{task.description}"),
             BarColumn(),
@@ -169,11 +169,19 @@ class _Bar:
     def __exit__(self, *_: object) -> None:
         self.bar.stop()
 
+    def say(self, what: str) -> None:
+        """Once, where no bar moves."""
+        if not self.said and not errors.is_terminal:
+            errors.print(f"{self.name}: {what}; it may take some minutes", highlight=False)
+        self.said = True
+
     def told(self, done: int, total: int) -> None:
+        self.say("under way")
         self.bar.update(self.task, description=self.name, completed=done, total=total)
 
     def training(self, event: dict[str, Any]) -> None:
         if "steps" in event:
+            self.say("training the quick preset first")
             done = (event["epoch"] - 1) * event["steps"] + event["step"]
             total = preset("quick").epochs * event["steps"]
             self.bar.update(self.task, description="training the quick preset", completed=done, total=total)

@@ -78,6 +78,9 @@ def _run(argv: list[str], ranks: Ranks) -> None:
         console.print(f"{config.dataset}: {describe(load(config.dataset))}", highlight=False, soft_wrap=True)
         if config.augment and not (config.crop or config.flip):
             console.print("nothing is augmented: say how, with --crop 4, --flip True or both", highlight=False, soft_wrap=True)
+    if not (console.is_terminal or (out / "result.json").exists()):  # where no bar moves
+        goal = f"{config.rule} on {config.dataset}, {config.epochs} epochs, {config.device}"
+        console.print(f"{goal}: a line for each epoch; {out}", highlight=False, soft_wrap=True)
     with _Shown(config) as shown:
         watchers: list[Watcher] = [shown]
         if args.tensorboard:

@@ -33,6 +33,10 @@ def fetch(name: str, root: Path, progress: Progress | None = None) -> list[Path]
     except InputError:
         pass  # not here, or not right: fetched below
     form = FORMS[name][0]
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"{root} cannot be made ({error.strerror}): choose another --data-dir") from error
     files = [form.archive] if form.archive is not None else [*form.train, *form.test]
     folder = root if form.archive is not None else root / form.folders[0]
     paths = []

@@ -35,7 +35,8 @@ def is_own(name: str) -> bool:
 def load_own(name: str) -> Dataset:
     path = Path(name).expanduser()
     if not path.exists():
-        where = "" if path.is_absolute() else f" below {Path.cwd()} (a run remembers its data as they were named)"
+        kept = "(runs keep the name they were given; evaluate takes --dataset)"
+        where = "" if path.is_absolute() else f" below {Path.cwd()} {kept}"
         raise InputError(f"dataset = {name!r}: no such file or folder{where}; give an .npz, a folder, or a dataset's name")
     return replace(_load(str(path), _stamp(path)), name=name)
 

@@ -162,8 +162,8 @@ def conv_links(
         if min(link.map_size) < 2 or link.map_size[0] % 2 or link.map_size[1] % 2:
             raise InputError(
                 f"image_size = {input_shape[1]}×{input_shape[2]}: layer {k} would pool a map of {link.map_size[0]}×"
-                f"{link.map_size[1]}, which 2×2 windows do not tile; use a multiple of {2 ** len(channels)} with "
-                "padding = (kernel_size - 1) / 2, or fewer layers"
+                f"{link.map_size[1]}, which 2×2 windows do not tile; use a multiple of {2 ** len(channels)} "
+                "(pad the images) with padding = (kernel_size - 1) / 2, or fewer layers"
             )
         links.append(link)
         shape = link.shape

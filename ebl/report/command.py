@@ -12,14 +12,18 @@ from ebl.presets import PRESETS
 from ebl.study.settings import flat, has_beta
 
 
-def command(config: Mapping[str, Any]) -> str:
-    """`ebl train` with the preset that leaves the fewest flags to give; its flags in the order of the settings."""
+def command(config: Mapping[str, Any], threads: int | None = None) -> str:
+    """`ebl train` with the preset that leaves the fewest flags to give; its flags in the order of the settings.
+
+    `threads`: on a CPU the last bits of a run depend on them."""
     wanted = _plain(config)
     if wanted["beta"] is None and not _takes_beta(wanted["rule"]):
         del wanted["beta"]  # the command line leaves it out by itself
     differing = {name: [key for key, value in wanted.items() if value != given.get(key)] for name, given in _presets().items()}
     name = min(differing, key=lambda name: len(differing[name]))
     flags = [word for key in differing[name] for word in _flag(key, wanted[key], _presets()[name].get(key))]
+    if threads is not None and wanted["device"] == "cpu":
+        flags += ["--threads", str(threads)]
     return shlex.join(["ebl", "train", "--preset", name, *flags])
 
 

@@ -79,7 +79,16 @@ def _run(run: Record) -> Sequence[Any]:
     )
     made = (run.provenance.get(name) for name in ("version", "commit", "hardware", "engine", "threads", "python", "torch"))
     unlike_theirs = unlike(setting(config), paper_setting("comparison"))
-    return (*asked, *errors, run.collapsed, run.seconds, *made, unlike_theirs, command(config), run.error)
+    return (
+        *asked,
+        *errors,
+        run.collapsed,
+        run.seconds,
+        *made,
+        unlike_theirs,
+        command(config, run.provenance.get("threads")),
+        run.error,
+    )
 
 
 def _printed(figure: Published | None) -> tuple[Any, Any]:

@@ -50,6 +50,7 @@ RULES: dict[str, Rule] = {
 }
 
 
+METHODS = ("check_beta", "gradients")
 COST = ("value", "gradient", "prox", "lowest_beta")
 
 
@@ -98,8 +99,9 @@ def estimate_gradients(
 
     The estimate is the mean over the batch and replaces what `.grad` held: a torch.optim step may follow at once.
     """
-    if not isinstance(rule, str) and (isinstance(rule, type) or not hasattr(rule, "gradients")):
-        raise InputError(f"rule = {rule!r}: give one of {', '.join(RULES)}, or an object like those in ebl.RULES")
+    if not isinstance(rule, str) and (isinstance(rule, type) or not all(hasattr(rule, name) for name in METHODS)):
+        wanted = f"give one of {', '.join(RULES)}, or an object with {' and '.join(METHODS)}, like those in ebl.RULES"
+        raise InputError(f"rule = {rule!r}: {wanted}")
     name, chosen = (rule, RULES[choose("rule", rule, RULES)]) if isinstance(rule, str) else (type(rule).__name__, rule)
     for what, value in (("x", x), ("y", y)):
         if not isinstance(value, Tensor):
@@ -112,17 +114,34 @@ def estimate_gradients(
             raise InputError(f"{given!r} lacks one of {', '.join(methods)}: give an object that has them, such as {example}")
     strength = chosen.check_beta(name, beta, cost if isinstance(net, Hopfield) else None)
     memo: Memo = {}
-    settled = relax(net, x, free, start=start, memo=memo)
+    try:
+        settled = relax(net, x, free, start=start, memo=memo)
+    except RuntimeError as error:
+        _check_dtype(net, x, error)
+        raise
     output = settled.state[-1]
     target = as_target(y, output)
     value = cost.value(output, target)
     if value.shape != (len(x),):
         raise InputError(f"the cost has shape {tuple(value.shape)} for {len(x)} examples: return one number for each, (B,)")
     gradients, last = chosen.gradients(net, x, target, settled, memo, as_schedule(nudged), cost, strength, generator)
-    for p, g in zip(net.parameters(), gradients, strict=True):
+    parameters = list(net.parameters())
+    if len(gradients) != len(parameters):
+        raise InputError(
+            f"rule {name} gives {len(gradients)} gradients: return one for each of the {len(parameters)} parameters"
+        )
+    for p, g in zip(parameters, gradients, strict=True):
         p.grad = g.to(p.dtype) if p.requires_grad else None
     top1, top5 = error_rates(output, y)
     return Estimate(output, value.mean(), top1, top5, settled, last)
+
+
+def _check_dtype(net: Energy, x: Tensor, error: RuntimeError) -> None:
+    """A line for what PyTorch says less plainly of an energy of the user's own."""
+    kinds = {p.dtype for p in net.parameters()}
+    if kinds and x.dtype not in kinds:
+        wanted = ", ".join(sorted(str(kind).removeprefix("torch.") for kind in kinds))
+        raise InputError(f"x is {str(x.dtype).removeprefix('torch.')}, the network {wanted}: convert one of them") from error
 
 
 def as_target(y: Tensor, output: Tensor) -> Tensor:

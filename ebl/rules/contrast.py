@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ebl.boundary import Clamp, Nudge
 from ebl.costs import Cost, too_far
-from ebl.errors import InputError
+from ebl.errors import InputError, choose
 from ebl.relax import Schedule, relax
 from ebl.rules.differentiate import by_parameters
 from ebl.shapes import per_example
@@ -29,6 +29,11 @@ class Contrast:
     beta: float = 0.25  # unless the caller gives another
     beta_is_fixed: bool = False
     random_sign: bool = False  # of beta, drawn for each example
+
+    def __post_init__(self) -> None:
+        choose("boundary", self.boundary, ("nudge", "clamp"))
+        if self.first == self.second:
+            raise InputError(f"second = {self.second} with first = {self.first}: a contrast needs two phases, such as 0 and 1")
 
     def check_beta(self, name: str, beta: float | None, cost: Cost | None = None) -> float:
         """The beta to use, or an error. `cost` is given where the output has unit curvature: its limit then holds."""
