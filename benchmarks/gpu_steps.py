@@ -39,8 +39,8 @@ def main() -> None:
 
 
 def show(name: str, config: Config, iterations: int) -> None:
-    milliseconds = timed(stepping(config, iterations))
-    print(f"{name:10s} T={iterations:2d} K={config.nudged.iterations:2d} {milliseconds:6.2f} ms", flush=True)
+    step, path = stepping(config, iterations)
+    print(f"{name:10s} {path:14s} T={iterations:2d} K={config.nudged.iterations:2d} {timed(step):6.2f} ms", flush=True)
     torch.cuda.empty_cache()
 
 
@@ -49,7 +49,7 @@ def side_by_side(config: Config, iterations: int) -> None:
     steps = []
     for stream in streams:
         with torch.cuda.stream(stream):
-            steps.append(stepping(config, iterations))
+            steps.append(stepping(config, iterations)[0])
     for count in (1, 2, 3):
 
         def together(count: int = count) -> None:
@@ -57,11 +57,11 @@ def side_by_side(config: Config, iterations: int) -> None:
                 with torch.cuda.stream(stream):
                     step()
 
-        print(f"fast T={iterations}, {count} at once: {timed(together) / count:.2f} ms a step of each", flush=True)
+        print(f"fast T={iterations}, {count} at once: a step of each in {timed(together):.2f} ms", flush=True)
 
 
-def stepping(config: Config, iterations: int) -> Callable[[], None]:
-    """A training step that is compiled and recorded."""
+def stepping(config: Config, iterations: int) -> tuple[Callable[[], None], str]:
+    """A training step that is compiled and recorded, and the path it takes."""
     net = build_network(config).to(GPU)
     groups = [{"params": [w, b]} for w, b in zip(net.weights, net.biases, strict=True)]
     stepper = make_stepper(config, net, torch.optim.SGD(groups, lr=1e-4, momentum=0.9, weight_decay=3e-4))
@@ -76,7 +76,7 @@ def stepping(config: Config, iterations: int) -> Callable[[], None]:
     for _ in range(3):
         step()
     torch.cuda.synchronize()
-    return step
+    return step, stepper.name
 
 
 def timed(run: Callable[[], None], repeats: int = 40) -> float:

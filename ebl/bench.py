@@ -46,7 +46,7 @@ class Timing:
 
 
 def bench(device: torch.device, repeats: int = 10) -> dict[str, Any]:
-    """Measured one after another in one run; our times are medians, the naive twin runs once."""
+    """One after another in one run; our times are medians, the ceiling is the best of twelve, the naive twin runs once."""
     ceiling = matmul_ceiling(device)
     twins: dict[str, float] = {}
     rows = []

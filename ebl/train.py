@@ -26,7 +26,7 @@ from ebl.config import Config, build_network, check_new, differences, read_confi
 from ebl.data import Dataset, Split, checked_split, load
 from ebl.data.batches import Batches
 from ebl.data.fingerprint import check_data, fingerprint, keep_data
-from ebl.data.own import is_own
+from ebl.data.own import MissingError, is_own
 from ebl.data.splits import held_out, seeded
 from ebl.engine import make_stepper
 from ebl.errors import InputError
@@ -157,7 +157,12 @@ def load_run(folder: str | Path, device: str = "cpu", dataset: str | None = None
     folder = Path(folder)
     if not (folder / "config.json").exists():
         raise InputError(f"{folder} is not a run folder: it has no config.json; give the --out of an `ebl train`")
-    config = read_config(folder / "config.json", dataset)
+    if dataset is not None and not (is_own(dataset) and (folder / "data.json").exists()):
+        raise InputError(f"--dataset {dataset}: it is for data of your own, a file or a folder, of a run that has a data.json")
+    try:
+        config = read_config(folder / "config.json", dataset)
+    except MissingError as error:
+        raise InputError(f"{error}; those of {folder} may have moved: --dataset names them") from error
     if is_own(config.dataset):  # the network's shape and the normalisation come from these data
         check_data(folder, load(config.dataset))
     net = build_network(config).to(check_device(device))

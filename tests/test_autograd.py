@@ -200,8 +200,26 @@ def test_an_input_of_another_dtype_than_an_own_energys_is_told(kind):
         def energy(self, x, state):
             return (0.5 * state[0] ** 2 - state[0] * (x @ self.a)).sum(1)
 
+    labels = torch.zeros(4, dtype=torch.long)
     with pytest.raises(ebl.InputError, match=f"x is {str(kind)[6:]}, the network float32: convert one of them"):
-        ebl.estimate_gradients(Springs(), torch.zeros(4, 3, dtype=kind), torch.zeros(4, dtype=torch.long))
+        ebl.estimate_gradients(Springs(), torch.zeros(4, 3, dtype=kind), labels)
+
+
+def test_another_error_of_an_own_energy_stays_what_it_is():
+    class Embedded(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.table = nn.Parameter(torch.randn(5, 2))
+
+        def init_state(self, x):
+            return (self.table.new_zeros(len(x), 2),)
+
+        def energy(self, x, state):
+            return (state[0] @ self.table[x[:, 0]]).sum(1)  # shapes do not fit
+
+    labels = torch.zeros(4, dtype=torch.long)
+    with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
+        ebl.estimate_gradients(Embedded(), torch.zeros(4, 1, dtype=torch.long), labels)
 
 
 def test_integer_inputs_work_with_every_rule():

@@ -86,9 +86,15 @@ def refused(capsys, *words: str) -> str:
         (["study", "run", "quick", "--set", "model.hidden=[0]"], "ebl: model.hidden = (0,)"),
         (["study", "run", "quick", "--set", "model.kernel_size=0"], "ebl: model.kernel_size = 0"),
         (["study", "run", "quick", "--set", "optimiser.momentum=7"], "ebl: optimiser.momentum = 7.0"),
-        (["study", "run", "quick", "--ray.cpus", "3"], "--ray.cpus 3 is for --on ray: add --on ray, or leave it out"),
+        (
+            ["study", "run", "quick", "--ray.cpus", "3"],
+            "--ray.cpus 3 is for --on ray, runs are made on local: add --on ray, or leave it out",
+        ),
         (["study", "run", "quick", "--slurm.at-once", "3"], "--slurm.at-once 3 is for --on slurm"),
-        (["study", "run", "quick", "--on", "slurm", "--threads", "3"], "--threads 3 is for --on local"),
+        (
+            ["study", "run", "quick", "--on", "slurm", "--threads", "3"],
+            "--threads 3 is for --on local, runs are made on slurm: leave it out",
+        ),
         (["evaluate", "nowhere"], "not a run folder"),
     ],
 )
@@ -175,6 +181,18 @@ def test_a_reader_that_has_seen_enough_is_no_error(words, buffered):
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment) as child:
         child.stdout.close()
         assert child.stderr.read() == b""
+
+
+def test_an_error_is_told_though_nobody_reads_what_was_printed_before():
+    code = "import ebl.cli, ebl.cli.presets, ebl\n"
+    code += "def run(argv): print('so far'); raise ebl.InputError('the real error')\n"
+    code += "ebl.cli.presets.run = run; ebl.cli.main(['presets'])"
+    environment = os.environ | {"PYTHONUNBUFFERED": ""}
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen([sys.executable, "-c", code], **pipes, env=environment) as child:
+        child.stdout.close()
+        assert child.stderr.read() == b"ebl: the real error\n"
+    assert child.returncode == 2
 
 
 def test_a_command_needs_no_standard_output():

@@ -17,6 +17,7 @@ from ebl.config import Config, Model, Optimiser, build_network
 from ebl.costs import SquaredError
 from ebl.data.splits import seeded
 from ebl.engine import choose, gradient, make_stepper, not_fused
+from ebl.engine.captured import CapturedStep
 from ebl.engine.choose import Kernels
 from ebl.engine.deviation import SCALE, deviation_update, rest_update
 from ebl.engine.fused import Fused
@@ -29,6 +30,7 @@ from ebl.presets import preset
 from ebl.relax import Schedule, relax
 from ebl.rules import RULES, as_target
 from ebl.rules.backprop import Linearised
+from ebl.rules.contrast import Contrast
 from ebl.steps import PlainStep, means_of
 from ebl.train import _Run
 from ebl.types import Settled
@@ -435,13 +437,22 @@ def test_what_the_fused_kernels_cannot_take_is_told(change, reason):
     assert not_fused(config, build_network(config)) == reason
 
 
-def test_a_rule_of_the_users_own_takes_the_plain_path(monkeypatch):
+def test_a_rule_of_the_users_own_takes_the_plain_path_and_is_not_recorded(monkeypatch):
     pytest.importorskip("triton")
-    for rule in (Linearised("odd-first"), object()):
-        monkeypatch.setattr("ebl.config.RULES", RULES | {"mine": RULES["rbp"]})
-        config = replace(CONV, rule="mine", beta=None)
+
+    class Mine(Contrast):
+        """With gradients of its own, say."""
+
+    for rule in (Linearised("odd-first"), Mine("nudge", 0, 1)):
         monkeypatch.setitem(RULES, "mine", rule)
-        assert not_fused(config, build_network(CONV)) == "rule mine"
+        config = replace(CONV, rule="mine", beta=None)
+        net = build_network(config)
+        assert not_fused(config, net) == "rule mine"
+    seen = []
+    monkeypatch.setattr("ebl.engine.captured.Graphs", lambda device, wanted: seen.append(wanted))
+    for name in ("mine", "c-ep", "tbp", "rbp", "r-ep"):
+        CapturedStep(replace(CONV, rule=name, beta=None), net, torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9), False)
+    assert seen == [False, True, True, True, False]  # a rule of one's own, and one that draws, may not be recorded
 
 
 def test_the_fused_kernels_take_the_papers_rules_and_networks():

@@ -128,7 +128,7 @@ def test_a_dry_run_for_a_gpu_that_is_not_here_lists_the_runs_without_an_estimate
     assert "before it can start: device = 'cuda' cannot be used here" in shown
     (tmp_path / "other").write_text("")
     shown = said(capsys, "run", "quick", "--store", str(tmp_path / "other" / "sub"), "--dry-run")
-    assert "sub cannot be used (Not a directory): choose another --store" in shown
+    assert "other is no folder): choose another --store" in shown
     shown = said(capsys, "run", "quick", "--on", "ray", "--device", "cuda", "--processes", "8", "--dry-run")
     assert "before it can start: ray.gpus = 0" in shown
 

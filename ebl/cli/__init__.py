@@ -8,6 +8,7 @@ import os
 import select
 import sys
 from collections.abc import Sequence
+from typing import NoReturn
 
 from rich.logging import RichHandler
 
@@ -46,22 +47,35 @@ def main(argv: Sequence[str] | None = None) -> None:
     try:
         try:
             _run(argv)
-        finally:
-            if sys.stdout is not None:
-                sys.stdout.flush()
+        except SystemExit:
+            _flush()
+            raise
+        _flush()
     except InputError as error:
-        print(f"ebl: {error}", file=sys.stderr)
-        sys.exit(2)
+        _leave(2, f"ebl: {error}")
     except OSError as error:
         if isinstance(error, BrokenPipeError) and _reader_is_gone():  # such as head, which has seen enough
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # nothing is left to flush into the pipe
-            sys.exit(1)
+            _leave(1)
         where = f"{error.filename}: " if error.filename else ""
-        print(f"ebl: {where}{error.strerror or error}; check that it exists and may be read and written", file=sys.stderr)
-        sys.exit(2)
+        _leave(2, f"ebl: {where}{error.strerror or error}; check that it exists and may be read and written")
     except KeyboardInterrupt:
-        print(f"ebl: interrupted{GOES_ON.get(' '.join(argv[:2]), GOES_ON.get(argv[0], ''))}", file=sys.stderr)
-        sys.exit(130)
+        _leave(130, f"ebl: interrupted{GOES_ON.get(' '.join(argv[:2]), GOES_ON.get(''.join(argv[:1]), ''))}")
+
+
+def _flush() -> None:
+    if sys.stdout is not None:
+        sys.stdout.flush()
+
+
+def _leave(code: int, said: str | None = None) -> NoReturn:
+    """Say what went wrong, whatever became of standard output, and end."""
+    if said is not None:
+        print(said, file=sys.stderr)
+    try:
+        _flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # nothing is left to flush at the end
+    sys.exit(code)
 
 
 def _run(argv: list[str]) -> None:

@@ -81,13 +81,15 @@ def run(args: Run) -> None:
         _dry_run(cells, folder, args)
         return
     check_data(cells)
-    finished = (folder / "study.json").exists() and all(open_store(folder).is_done(cell.key) for cell in cells)
-    executor = None if finished else _executor(args, cells)
+    done = open_store(folder).is_done if (folder / "study.json").exists() else lambda key: False
+    left = [cell for cell in cells if not done(cell.key)]
+    executor = _executor(args, left) if left else None
     store = make_store(folder, study.name, study.description)
     if executor is not None:
         if not console.is_terminal:  # where no bar moves
-            left = sum(not store.is_done(cell.key) for cell in cells)
-            console.print(f"{left} of {len(cells)} runs to make: a line for each; {folder}", highlight=False, soft_wrap=True)
+            console.print(
+                f"{len(left)} of {len(cells)} runs to make: a line for each; {folder}", highlight=False, soft_wrap=True
+            )
         _run_shown(store, cells, executor, args.retries)
     asked = {cell.key for cell in cells}
     found = [record for record in store.records() if record.key in asked]
@@ -127,8 +129,10 @@ def _check_executor(args: Run) -> None:
         given, default = vars(getattr(args, name)), vars(type(getattr(args, name))())
         changed = [key for key in given if given[key] != default[key]]
         if changed and name != args.on and not (args.dry_run and name == "local"):  # --processes: an estimate is divided by it
-            flag, value = prefix + changed[0].replace("_", "-"), given[changed[0]]
-            raise InputError(f"{flag} {value} is for --on {name}: add --on {name}, or leave it out")
+            value = given[changed[0]]
+            flag = f"{prefix}{changed[0].replace('_', '-')} {' '.join(value) if isinstance(value, tuple) else value}"
+            mend = f"add --on {name}, or leave it out" if args.on == "local" else "leave it out"
+            raise InputError(f"{flag} is for --on {name}, runs are made on {args.on}: {mend}")
 
 
 def _value(text: str) -> object:

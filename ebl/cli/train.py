@@ -78,10 +78,7 @@ def _run(argv: list[str], ranks: Ranks) -> None:
         console.print(f"{config.dataset}: {describe(load(config.dataset))}", highlight=False, soft_wrap=True)
         if config.augment and not (config.crop or config.flip):
             console.print("nothing is augmented: say how, with --crop 4, --flip True or both", highlight=False, soft_wrap=True)
-    if not (console.is_terminal or (out / "result.json").exists()):  # where no bar moves
-        goal = f"{config.rule} on {config.dataset}, {config.epochs} epochs, {config.device}"
-        console.print(f"{goal}: a line for each epoch; {out}", highlight=False, soft_wrap=True)
-    with _Shown(config) as shown:
+    with _Shown(config, out) as shown:
         watchers: list[Watcher] = [shown]
         if args.tensorboard:
             watchers.append(_tensorboard(out))
@@ -114,8 +111,8 @@ def _run(argv: list[str], ranks: Ranks) -> None:
 class _Shown:
     """A progress bar over the epochs, and a line for each one that is done."""
 
-    def __init__(self, config: Config):
-        self.config = config
+    def __init__(self, config: Config, out: Path):
+        self.config, self.out = config, out
         self.bar = Progress(
             TextColumn("{task.description}"),
             BarColumn(bar_width=10),
@@ -136,6 +133,9 @@ class _Shown:
             self.bar.stop()
 
     def __call__(self, event: dict[str, Any]) -> None:
+        if not self.began and not console.is_terminal:  # where no bar moves
+            goal = f"{self.config.rule} on {self.config.dataset}, {self.config.epochs} epochs, {self.config.device}"
+            console.print(f"{goal}: a line for each epoch; {self.out}", highlight=False, soft_wrap=True)
         self.began = True
         self.bar.start()
         if "test_error" in event:

@@ -36,7 +36,7 @@ def check_data(folder: Path, data: Dataset) -> None:
     changed = changed or [f"other content in the {what}" for part, what in SPLITS.items() if f"{part}_sha256" in differs]
     if changed:
         raise InputError(
-            f"dataset = {data.name!r} has changed since {folder} was trained on it ({'; '.join(changed)}): "
+            f"dataset = {data.name!r} has changed since {folder} was trained on it, or is another ({'; '.join(changed)}): "
             "restore it, or train again with another --out"
         )
 

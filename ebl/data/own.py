@@ -27,6 +27,10 @@ from ebl.errors import InputError
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm")
 
 
+class MissingError(InputError):
+    """There is nothing of that name."""
+
+
 def is_own(name: str) -> bool:
     """Whether a dataset's name is a path: it has a slash, or ends in .npz."""
     return "/" in name or os.sep in name or name.endswith(".npz")
@@ -35,9 +39,8 @@ def is_own(name: str) -> bool:
 def load_own(name: str) -> Dataset:
     path = Path(name).expanduser()
     if not path.exists():
-        kept = "(runs keep the name they were given; evaluate takes --dataset)"
-        where = "" if path.is_absolute() else f" below {Path.cwd()} {kept}"
-        raise InputError(f"dataset = {name!r}: no such file or folder{where}; give an .npz, a folder, or a dataset's name")
+        where = "" if path.is_absolute() else f" below {Path.cwd()} (a run remembers its data as they were named)"
+        raise MissingError(f"dataset = {name!r}: no such file or folder{where}; give an .npz, a folder, or a dataset's name")
     return replace(_load(str(path), _stamp(path)), name=name)
 
 

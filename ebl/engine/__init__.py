@@ -70,7 +70,7 @@ def not_fused(config: Config, net: Hopfield) -> str | None:
     if triton is None:
         return "Triton is not installed"
     rule = RULES[config.rule]
-    if not isinstance(rule, Contrast | Unrolled) and rule != Linearised():  # such as one of the user's own
+    if type(rule) not in (Contrast, Unrolled) and rule != Linearised():  # such as one of the user's own
         return f"rule {config.rule}"
     if isinstance(rule, Unrolled) and isinstance(config.nudged.omega, str):
         return f"{config.rule} with nudged.omega = {config.nudged.omega}"

@@ -17,6 +17,7 @@ from ebl.models.hopfield import Hopfield
 from ebl.parallel import ALONE, Part, Ranks, Shared
 from ebl.relax import Schedule, relax
 from ebl.rules import RULES, as_target
+from ebl.rules.backprop import Linearised, Unrolled
 from ebl.rules.contrast import Contrast
 from ebl.steps import TOTALS, evaluate, score
 from ebl.types import Memo, State
@@ -33,7 +34,8 @@ class CapturedStep:
         self.device = net.biases[0].device
         draws = isinstance(self.rule, Contrast) and self.rule.random_sign  # on the host, step by step
         stops = config.free.tolerance is not None or config.nudged.tolerance is not None  # looks at values
-        self.graphs = Graphs(self.device, wanted=not (draws or stops))
+        ours = type(self.rule) in (Contrast, Unrolled, Linearised)  # another one may do what cannot be recorded
+        self.graphs = Graphs(self.device, wanted=ours and not (draws or stops))
         self.totals = torch.zeros(len(TOTALS), dtype=torch.float64, device=self.device)
         self.inputs: dict[int, tuple[Tensor, Tensor]] = {}  # by batch size
         self.ends: dict[int, State] = {}

@@ -79,7 +79,7 @@ def slug(look: str) -> str:
 
 def as_file(picture: str, lines: Sequence[Line]) -> str:
     """A picture that stands alone: its styles inside, its legend below."""
-    longest = max(len(line.name) for line in lines)
+    longest = max((len(line.name) for line in lines), default=1)
     columns = max(1, min(3, int((WIDTH - LEFT) / (KEY + LETTER * longest))))
     step = (WIDTH - LEFT) / columns
     key, top = [], HEIGHT + 14

@@ -125,7 +125,7 @@ def estimate_gradients(
     if value.shape != (len(x),):
         raise InputError(f"the cost has shape {tuple(value.shape)} for {len(x)} examples: return one number for each, (B,)")
     gradients, last = chosen.gradients(net, x, target, settled, memo, as_schedule(nudged), cost, strength, generator)
-    parameters = list(net.parameters())
+    parameters, gradients = list(net.parameters()), list(gradients)
     if len(gradients) != len(parameters):
         raise InputError(
             f"rule {name} gives {len(gradients)} gradients: return one for each of the {len(parameters)} parameters"
@@ -139,7 +139,8 @@ def estimate_gradients(
 def _check_dtype(net: Energy, x: Tensor, error: RuntimeError) -> None:
     """A line for what PyTorch says less plainly of an energy of the user's own."""
     kinds = {p.dtype for p in net.parameters()}
-    if kinds and x.dtype not in kinds:
+    of_dtypes = any(word in str(error) for word in ("dtype", "scalar type", "floating point"))
+    if of_dtypes and kinds and x.dtype not in kinds:
         wanted = ", ".join(sorted(str(kind).removeprefix("torch.") for kind in kinds))
         raise InputError(f"x is {str(x.dtype).removeprefix('torch.')}, the network {wanted}: convert one of them") from error
 

@@ -96,10 +96,12 @@ def check_folder(folder: Path) -> None:
     try:
         if folder.exists() and any(p.name not in FOLDERS and p.suffix != ".part" for p in folder.iterdir()):
             raise InputError(f"{folder} holds other things and no study: choose another --store")
-        there = next(p for p in (folder, *folder.absolute().parents) if p.exists())
-        list(there.iterdir())  # not a file
     except OSError as error:
         raise InputError(f"{folder} cannot be used ({error.strerror}): choose another --store") from error
+    there = next(p for p in (folder, *folder.absolute().parents) if p.exists())
+    if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
+        why = "may not be written" if there.is_dir() else "is no folder"
+        raise InputError(f"{folder} cannot be used ({there} {why}): choose another --store")
 
 
 def waiting(cell: Cell) -> Record:
