@@ -250,7 +250,7 @@ def test_data_that_changed_since_training_are_refused(tmp_path, capsys, change, 
     dense = dataclasses.replace(small_run(path), model=Model("dense", (4, 4)))
     before = train(dense, out)
     npz(tmp_path / "mine.npz", **(arrays | change))
-    line = rf"mine.npz' has changed since .*run was trained on it, or is another \(.*{said}.*: restore it, or train again with another --out$"
+    line = rf"mine.npz' has changed since .*run was trained on it, or is another \(.*{said}.*: restore it, or train again with"
     with pytest.raises(ebl.InputError, match=line):
         train(dense, out, resume=True)
     with pytest.raises(ebl.InputError, match=line):
